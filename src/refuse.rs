@@ -1,9 +1,10 @@
 //! Every early end of a request: what the client is told, the log says, whose fault it was.
 //!
-//! One [`Rejection`] per way to end without (or inside) an engine's answer. Each answers all
-//! questions by a match without a catch-all arm, so that a new one cannot be forgotten. The
-//! client learns what to do next and nothing about our insides; the log text ([`Display`])
-//! has the values that decided. Codes are listed in `docs/errors.md`.
+//! One [`Rejection`] per way to end without (or inside) an engine's answer. Its row has the log
+//! text, the code, the status and the outcome, and [`Rejection::message`] what the client is told:
+//! a new one cannot leave any of them out. The client learns what to do next and nothing about our
+//! insides; the log text ([`Display`]) has the values that decided. Codes are listed in
+//! `docs/errors.md`.
 //!
 //! [`Display`]: std::fmt::Display
 
@@ -23,7 +24,8 @@ use crate::judge::{Case, Excluded, Missed, Outcome, of_code};
 use crate::units::{ClassId, Dialect, PoolId, RequestId};
 
 macro_rules! refusals {
-    ($($(#[$meta:meta])* $name:ident $({ $($field:ident: $type:ty = $sample:expr),* })? = $code:literal,)*) => {
+    ($($(#[$meta:meta])* $name:ident $({ $($field:ident: $type:ty = $sample:expr),* })?
+        = $code:literal, $status:ident, $outcome:ident($reason:ident);)*) => {
         /// Why a request ended early.
         #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
         pub enum Rejection {
@@ -45,6 +47,15 @@ macro_rules! refusals {
                 match self { $(refusals!(@pattern $name $({ $($field),* })?) => $code,)* }
             }
 
+            /// The status and the outcome of its row.
+            const fn answer(&self) -> (StatusCode, Outcome) {
+                match self {
+                    $(refusals!(@pattern $name $({ $($field),* })?) => {
+                        (StatusCode::$status, Outcome::$outcome($outcome::$reason))
+                    })*
+                }
+            }
+
             /// One of each kind, with made-up values: for documentation and tests.
             #[must_use]
             pub fn samples() -> Vec<Rejection> {
@@ -59,143 +70,143 @@ macro_rules! refusals {
 refusals! {
     /// No endpoint has this path.
     #[error("no endpoint has this path")]
-    UnknownPath = "unknown_path",
+    UnknownPath = "unknown_path", NOT_FOUND, Excluded(InvalidRequest);
     /// The path exists, with other methods: the value of `Allow`.
     #[error("this path takes {allow}")]
-    MethodNotAllowed { allow: &'static str = "POST" } = "method_not_allowed",
+    MethodNotAllowed { allow: &'static str = "POST" } = "method_not_allowed", METHOD_NOT_ALLOWED, Excluded(InvalidRequest);
     /// The head says something that two readers could read in two ways.
     #[error("a head that is refused: {advice}")]
-    BadHead { status: u16 = 400, advice: &'static str = "send exactly one valid Host header" } = "bad_head",
+    BadHead { status: u16 = 400, advice: &'static str = "send exactly one valid Host header" } = "bad_head", BAD_REQUEST, Excluded(InvalidRequest);
     /// Behind a head of the gateway's own, an engine answered with this instead of a stream.
     #[error("an engine answered with {status} behind a head of ours")]
-    EngineAnswered { status: u16 = 500 } = "engine_answered",
+    EngineAnswered { status: u16 = 500 } = "engine_answered", BAD_GATEWAY, Missed(UpstreamError);
     /// Behind a head of the gateway's own, an engine answered in a content coding that the head
     /// does not name.
     #[error("an engine answered in a content coding behind a head of ours")]
-    EngineCoded = "engine_coded",
+    EngineCoded = "engine_coded", BAD_GATEWAY, Missed(Unparseable);
     /// An engine refused the key that the pool has for it, or wants one and the pool has none.
     #[error("an engine of pool {pool} answered {status}: it refuses the pool's own key")]
-    EngineKeyRefused { pool: PoolId = PoolId::from("chat"), status: u16 = 401 } = "engine_key_refused",
+    EngineKeyRefused { pool: PoolId = PoolId::from("chat"), status: u16 = 401 } = "engine_key_refused", BAD_GATEWAY, Missed(UpstreamError);
     /// Tenants are configured and the request carries no key.
     #[error("no API key")]
-    MissingKey = "missing_key",
+    MissingKey = "missing_key", UNAUTHORIZED, Excluded(Unauthorized);
     /// The key belongs to no tenant.
     #[error("an unknown API key")]
-    UnknownKey = "unknown_key",
+    UnknownKey = "unknown_key", UNAUTHORIZED, Excluded(Unauthorized);
     /// `authorization` and `x-api-key` carry different keys, or one of them stands twice.
     #[error("two different API keys")]
-    TwoKeys = "two_keys",
+    TwoKeys = "two_keys", UNAUTHORIZED, Excluded(Unauthorized);
     /// The tenant may use none of the classes that would apply.
     #[error("class {class} is not open to this tenant")]
-    ClassNotAllowed { class: ClassId = ClassId::from("chat") } = "class_not_allowed",
+    ClassNotAllowed { class: ClassId = ClassId::from("chat") } = "class_not_allowed", FORBIDDEN, Excluded(Unauthorized);
     /// The body exceeds the limit, as announced or as read.
     #[error("the body is longer than {limit} bytes")]
-    BodyTooLarge { limit: u64 = 67_108_864 } = "body_too_large",
+    BodyTooLarge { limit: u64 = 67_108_864 } = "body_too_large", PAYLOAD_TOO_LARGE, Excluded(InvalidRequest);
     /// A compressed body decodes to more than the limit.
     #[error("the body decodes to more than {limit} bytes")]
-    DecodedTooLarge { limit: u64 = 67_108_864 } = "decoded_too_large",
+    DecodedTooLarge { limit: u64 = 67_108_864 } = "decoded_too_large", PAYLOAD_TOO_LARGE, Excluded(InvalidRequest);
     /// The body did not arrive in time.
     #[error("the body did not arrive within {limit:?}")]
-    BodyTimeout { limit: Duration = Duration::from_secs(60) } = "body_timeout",
+    BodyTimeout { limit: Duration = Duration::from_secs(60) } = "body_timeout", REQUEST_TIMEOUT, Excluded(SlowUpload);
     /// The upload broke off or its framing was wrong.
     #[error("the body broke off")]
-    BodyBroken = "body_broken",
+    BodyBroken = "body_broken", BAD_REQUEST, Excluded(InvalidRequest);
     /// The body cannot be read the one way that counts.
     #[error("unreadable body: {why}")]
-    UnreadableBody { why: Unreadable = Unreadable::NotAnObject } = "unreadable_body",
+    UnreadableBody { why: Unreadable = Unreadable::NotAnObject } = "unreadable_body", BAD_REQUEST, Excluded(InvalidRequest);
     /// A content coding other than gzip, zstd and identity.
     #[error("unsupported content coding")]
-    UnsupportedCoding = "unsupported_coding",
+    UnsupportedCoding = "unsupported_coding", UNSUPPORTED_MEDIA_TYPE, Excluded(InvalidRequest);
     /// A compressed body that cannot be decoded.
     #[error("the body cannot be decoded as its content-encoding says")]
-    UndecodableBody = "undecodable_body",
+    UndecodableBody = "undecodable_body", BAD_REQUEST, Excluded(InvalidRequest);
     /// A multipart form that cannot be read as far as its `model`.
     #[error("unreadable multipart form")]
-    UnreadableForm = "unreadable_form",
+    UnreadableForm = "unreadable_form", BAD_REQUEST, Excluded(InvalidRequest);
     /// A multipart form names a model by an alias, which cannot be replaced there.
     #[error("a model alias in a multipart form")]
-    AliasInForm = "alias_in_form",
+    AliasInForm = "alias_in_form", BAD_REQUEST, Excluded(InvalidRequest);
     /// `background: true` (Responses).
     #[error("a background response was asked for")]
-    BackgroundRefused = "background_refused",
+    BackgroundRefused = "background_refused", BAD_REQUEST, Excluded(InvalidRequest);
     /// `kv_transfer_params` or another field that steers behind us, in the body.
     #[error("the body moves caches between engines, or chooses one")]
-    TransferRefused = "transfer_refused",
+    TransferRefused = "transfer_refused", BAD_REQUEST, Excluded(InvalidRequest);
     /// The id is one under which an engine has a request at this moment: it has come back.
     #[error("the request has come back to this gateway: an engine's address leads here")]
-    LoopDetected = "loop_detected",
+    LoopDetected = "loop_detected", LOOP_DETECTED, Excluded(InvalidRequest);
     /// The body names no model that can be read, and no route takes any.
     #[error("no readable model, and no route for any model")]
-    ModelMissing = "model_missing",
+    ModelMissing = "model_missing", NOT_FOUND, Excluded(InvalidRequest);
     /// No route serves the model.
     #[error("no route for this model")]
-    ModelNotFound = "model_not_found",
+    ModelNotFound = "model_not_found", NOT_FOUND, Excluded(InvalidRequest);
     /// A limit of the tenant is used up.
     #[error("{} of the {} is used up: {} of {} left", standing.limit, standing.scope, standing.remaining, standing.most)]
-    RateLimitExceeded { standing: Standing = TOKENS_USED_UP, retry_after: Option<u64> = Some(5) } = "rate_limit_exceeded",
+    RateLimitExceeded { standing: Standing = TOKENS_USED_UP, retry_after: Option<u64> = Some(5) } = "rate_limit_exceeded", TOO_MANY_REQUESTS, Excluded(RateLimited);
     /// More than a limit of the tenant can ever hold.
     #[error("{limit} of the {scope} holds {most} at most, and {need} are asked for")]
-    RequestExceedsLimit { limit: Limit = Limit::Tokens, scope: Scope = Scope::Tenant, need: u64 = 5000, most: u64 = 1000 } = "request_exceeds_limit",
+    RequestExceedsLimit { limit: Limit = Limit::Tokens, scope: Scope = Scope::Tenant, need: u64 = 5000, most: u64 = 1000 } = "request_exceeds_limit", BAD_REQUEST, Excluded(InvalidRequest);
     /// The store of the tenants' limits cannot be asked, and the settings say `closed`.
     #[error("the store of the tenants' limits cannot be asked")]
-    LimitsStoreUnavailable = "limits_store_unavailable",
+    LimitsStoreUnavailable = "limits_store_unavailable", SERVICE_UNAVAILABLE, Missed(Internal);
     /// The pool's queue has no place, and none that this request may take from another.
     #[error("the queue of pool {pool} is full")]
-    QueueFull { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_full",
+    QueueFull { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_full", SERVICE_UNAVAILABLE, Missed(Shed);
     /// Another request took its place in a full queue.
     #[error("pushed out of the full queue of pool {pool}")]
-    PushedOut { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "pushed_out",
+    PushedOut { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "pushed_out", SERVICE_UNAVAILABLE, Missed(Shed);
     /// It waited in the queue for as long as it may.
     #[error("no seat of pool {pool} came free in time")]
-    QueueTimeout { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_timeout",
+    QueueTimeout { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_timeout", SERVICE_UNAVAILABLE, Missed(Shed);
     /// It can no longer keep its class's promise, which then wants it refused.
     #[error("no seat of pool {pool} would come free in time to keep the promise")]
-    Hopeless { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "hopeless",
+    Hopeless { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "hopeless", SERVICE_UNAVAILABLE, Missed(Shed);
     /// An overload level of a class of a higher rank keeps it off every pool of its route.
     #[error("kept off its pools by an overload level of class {class}")]
-    OverloadShed { class: ClassId = ClassId::from("chat"), retry_after: Option<u64> = Some(3) } = "overload_shed",
+    OverloadShed { class: ClassId = ClassId::from("chat"), retry_after: Option<u64> = Some(3) } = "overload_shed", SERVICE_UNAVAILABLE, Missed(Shed);
     /// The bodies of requests hold as much memory as they may.
     #[error("request bodies hold as much memory as `listen.max_bodies` lets them")]
-    BodiesFull = "bodies_full",
+    BodiesFull = "bodies_full", SERVICE_UNAVAILABLE, Missed(Shed);
     /// No engine of the routed pools is available.
     #[error("no engine of pool {pool} is available")]
-    NoEngine { pool: PoolId = PoolId::from("chat") } = "no_engine",
+    NoEngine { pool: PoolId = PoolId::from("chat") } = "no_engine", SERVICE_UNAVAILABLE, Missed(UpstreamUnavailable);
     /// No engine that was tried could be connected to (TCP or TLS).
     #[error("no connection to any engine of pool {pool}")]
-    ConnectFailed { pool: PoolId = PoolId::from("chat") } = "connect_failed",
+    ConnectFailed { pool: PoolId = PoolId::from("chat") } = "connect_failed", BAD_GATEWAY, Missed(UpstreamUnavailable);
     /// The gateway has no file descriptor left for a connection to an engine.
     #[error("no file descriptor is left for a connection to pool {pool}; raise the limit of open files (`ulimit -n`, `LimitNOFILE`), or lower `listen.max_connections` and `http2_max_streams`")]
-    OutOfSockets { pool: PoolId = PoolId::from("chat") } = "out_of_sockets",
+    OutOfSockets { pool: PoolId = PoolId::from("chat") } = "out_of_sockets", SERVICE_UNAVAILABLE, Missed(Internal);
     /// The engine's connection ended before a response.
     #[error("an engine of pool {pool} closed the connection before it answered")]
-    EngineReset { pool: PoolId = PoolId::from("chat") } = "engine_reset",
+    EngineReset { pool: PoolId = PoolId::from("chat") } = "engine_reset", BAD_GATEWAY, Missed(UpstreamUnavailable);
     /// What the engine sent is not HTTP.
     #[error("an engine of pool {pool} answered with something that is not HTTP")]
-    EngineGarbage { pool: PoolId = PoolId::from("chat") } = "engine_garbage",
+    EngineGarbage { pool: PoolId = PoolId::from("chat") } = "engine_garbage", BAD_GATEWAY, Missed(UpstreamError);
     /// No first token within the class's limit.
     #[error("no first token within {limit:?}")]
-    FirstTokenTimeout { limit: Duration = Duration::from_secs(120) } = "first_token_timeout",
+    FirstTokenTimeout { limit: Duration = Duration::from_secs(120) } = "first_token_timeout", GATEWAY_TIMEOUT, Missed(TimeoutFirstToken);
     /// No head of a non-streaming answer within the class's limit.
     #[error("no response head within {limit:?}")]
-    ResponseHeadTimeout { limit: Duration = Duration::from_secs(1800) } = "response_head_timeout",
+    ResponseHeadTimeout { limit: Duration = Duration::from_secs(1800) } = "response_head_timeout", GATEWAY_TIMEOUT, Missed(TimeoutFirstToken);
     /// The engine fell silent in the middle of its answer.
     #[error("silence for {limit:?} in the middle of an answer")]
-    IdleTimeout { limit: Duration = Duration::from_secs(30) } = "idle_timeout",
+    IdleTimeout { limit: Duration = Duration::from_secs(30) } = "idle_timeout", GATEWAY_TIMEOUT, Missed(TimeoutIdle);
     /// The answer did not end within the class's total limit.
     #[error("the answer did not end within {limit:?}")]
-    TotalTimeout { limit: Duration = Duration::from_secs(1800) } = "total_timeout",
+    TotalTimeout { limit: Duration = Duration::from_secs(1800) } = "total_timeout", GATEWAY_TIMEOUT, Missed(TimeoutTotal);
     /// The engine's answer ended before it was complete.
     #[error("the answer ended before it was complete")]
-    StreamIncomplete = "stream_incomplete",
+    StreamIncomplete = "stream_incomplete", BAD_GATEWAY, Missed(Truncated);
     /// The request arrived while the gateway drains.
     #[error("the gateway is draining")]
-    Draining = "draining",
+    Draining = "draining", SERVICE_UNAVAILABLE, Missed(Shed);
     /// The drain limit cut a running answer.
     #[error("the drain limit cut a running answer")]
-    DrainCut = "drain_cut",
+    DrainCut = "drain_cut", SERVICE_UNAVAILABLE, Missed(Internal);
     /// A fault of the gateway.
     #[error("internal error")]
-    Internal = "internal",
+    Internal = "internal", INTERNAL_SERVER_ERROR, Missed(Internal);
 }
 
 const TOKENS_USED_UP: Standing = Standing {
@@ -211,52 +222,12 @@ impl Rejection {
     /// The HTTP status where no head has gone out yet.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
-        match self {
-            Rejection::BodyBroken
-            | Rejection::UnreadableBody { .. }
-            | Rejection::UndecodableBody
-            | Rejection::UnreadableForm
-            | Rejection::AliasInForm
-            | Rejection::BackgroundRefused
-            | Rejection::TransferRefused
-            | Rejection::RequestExceedsLimit { .. } => StatusCode::BAD_REQUEST,
-            Rejection::RateLimitExceeded { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Rejection::MissingKey | Rejection::UnknownKey | Rejection::TwoKeys => StatusCode::UNAUTHORIZED,
-            Rejection::ClassNotAllowed { .. } => StatusCode::FORBIDDEN,
-            Rejection::UnknownPath | Rejection::ModelMissing | Rejection::ModelNotFound => StatusCode::NOT_FOUND,
-            Rejection::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Rejection::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
-            Rejection::BodyTooLarge { .. } | Rejection::DecodedTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Rejection::UnsupportedCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Rejection::BadHead { status, .. } => match StatusCode::from_u16(*status) {
-                Ok(status) => status,
-                Err(_) => StatusCode::BAD_REQUEST,
-            },
-            Rejection::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Rejection::LoopDetected => StatusCode::LOOP_DETECTED,
-            Rejection::ConnectFailed { .. }
-            | Rejection::EngineReset { .. }
-            | Rejection::EngineGarbage { .. }
-            | Rejection::EngineAnswered { .. }
-            | Rejection::EngineCoded
-            | Rejection::EngineKeyRefused { .. }
-            | Rejection::StreamIncomplete => StatusCode::BAD_GATEWAY,
-            Rejection::LimitsStoreUnavailable
-            | Rejection::QueueFull { .. }
-            | Rejection::PushedOut { .. }
-            | Rejection::QueueTimeout { .. }
-            | Rejection::Hopeless { .. }
-            | Rejection::OverloadShed { .. }
-            | Rejection::NoEngine { .. }
-            | Rejection::OutOfSockets { .. }
-            | Rejection::BodiesFull
-            | Rejection::Draining
-            | Rejection::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
-            Rejection::FirstTokenTimeout { .. }
-            | Rejection::ResponseHeadTimeout { .. }
-            | Rejection::IdleTimeout { .. }
-            | Rejection::TotalTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+        if let Rejection::BadHead { status, .. } = self
+            && let Ok(status) = StatusCode::from_u16(*status)
+        {
+            return status;
         }
+        self.answer().0
     }
 
     /// Whether a time limit of the class ended it while an engine had it.
@@ -275,57 +246,12 @@ impl Rejection {
     #[must_use]
     pub const fn outcome(&self) -> Outcome {
         match self {
-            Rejection::UnknownPath
-            | Rejection::MethodNotAllowed { .. }
-            | Rejection::BadHead { .. }
-            | Rejection::BodyTooLarge { .. }
-            | Rejection::DecodedTooLarge { .. }
-            | Rejection::BodyBroken
-            | Rejection::UnreadableBody { .. }
-            | Rejection::UnsupportedCoding
-            | Rejection::UndecodableBody
-            | Rejection::UnreadableForm
-            | Rejection::AliasInForm
-            | Rejection::BackgroundRefused
-            | Rejection::TransferRefused
-            | Rejection::LoopDetected
-            | Rejection::ModelMissing
-            | Rejection::ModelNotFound
-            | Rejection::RequestExceedsLimit { .. } => Outcome::Excluded(Excluded::InvalidRequest),
-            Rejection::RateLimitExceeded { .. } => Outcome::Excluded(Excluded::RateLimited),
-            Rejection::MissingKey | Rejection::UnknownKey | Rejection::TwoKeys | Rejection::ClassNotAllowed { .. } => {
-                Outcome::Excluded(Excluded::Unauthorized)
-            }
-            Rejection::BodyTimeout { .. } => Outcome::Excluded(Excluded::SlowUpload),
-            Rejection::NoEngine { .. } | Rejection::ConnectFailed { .. } | Rejection::EngineReset { .. } => {
-                Outcome::Missed(Missed::UpstreamUnavailable)
-            }
-            Rejection::EngineGarbage { .. } | Rejection::EngineKeyRefused { .. } => {
-                Outcome::Missed(Missed::UpstreamError)
-            }
             Rejection::EngineAnswered { status } => of_code(*status, &Case::of(Dialect::Chat)),
-            Rejection::EngineCoded => Outcome::Missed(Missed::Unparseable),
-            Rejection::FirstTokenTimeout { .. } | Rejection::ResponseHeadTimeout { .. } => {
-                Outcome::Missed(Missed::TimeoutFirstToken)
-            }
-            Rejection::IdleTimeout { .. } => Outcome::Missed(Missed::TimeoutIdle),
-            Rejection::TotalTimeout { .. } => Outcome::Missed(Missed::TimeoutTotal),
-            Rejection::StreamIncomplete => Outcome::Missed(Missed::Truncated),
-            Rejection::BodiesFull
-            | Rejection::QueueFull { .. }
-            | Rejection::PushedOut { .. }
-            | Rejection::QueueTimeout { .. }
-            | Rejection::Hopeless { .. }
-            | Rejection::OverloadShed { .. }
-            | Rejection::Draining => Outcome::Missed(Missed::Shed),
-            Rejection::LimitsStoreUnavailable
-            | Rejection::OutOfSockets { .. }
-            | Rejection::DrainCut
-            | Rejection::Internal => Outcome::Missed(Missed::Internal),
+            _ => self.answer().1,
         }
     }
 
-    /// Seconds for `Retry-After`: only where they are true.
+    /// Seconds for `Retry-After`: only where they are true, and most rejections know none.
     #[must_use]
     pub const fn retry_after(&self) -> Option<u64> {
         match self {
@@ -337,45 +263,7 @@ impl Rejection {
             | Rejection::QueueTimeout { retry_after, .. }
             | Rejection::Hopeless { retry_after, .. }
             | Rejection::OverloadShed { retry_after, .. } => *retry_after,
-            Rejection::UnknownPath
-            | Rejection::BodiesFull
-            | Rejection::LimitsStoreUnavailable
-            | Rejection::MethodNotAllowed { .. }
-            | Rejection::BadHead { .. }
-            | Rejection::EngineAnswered { .. }
-            | Rejection::EngineCoded
-            | Rejection::EngineKeyRefused { .. }
-            | Rejection::MissingKey
-            | Rejection::UnknownKey
-            | Rejection::TwoKeys
-            | Rejection::ClassNotAllowed { .. }
-            | Rejection::BodyTooLarge { .. }
-            | Rejection::DecodedTooLarge { .. }
-            | Rejection::BodyTimeout { .. }
-            | Rejection::BodyBroken
-            | Rejection::UnreadableBody { .. }
-            | Rejection::UnsupportedCoding
-            | Rejection::UndecodableBody
-            | Rejection::UnreadableForm
-            | Rejection::AliasInForm
-            | Rejection::BackgroundRefused
-            | Rejection::TransferRefused
-            | Rejection::ModelMissing
-            | Rejection::ModelNotFound
-            | Rejection::RequestExceedsLimit { .. }
-            | Rejection::NoEngine { .. }
-            | Rejection::ConnectFailed { .. }
-            | Rejection::OutOfSockets { .. }
-            | Rejection::EngineReset { .. }
-            | Rejection::EngineGarbage { .. }
-            | Rejection::FirstTokenTimeout { .. }
-            | Rejection::ResponseHeadTimeout { .. }
-            | Rejection::IdleTimeout { .. }
-            | Rejection::TotalTimeout { .. }
-            | Rejection::StreamIncomplete
-            | Rejection::LoopDetected
-            | Rejection::DrainCut
-            | Rejection::Internal => None,
+            _ => None,
         }
     }
 

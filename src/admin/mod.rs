@@ -75,8 +75,11 @@ pub trait AdminView: Send + Sync + 'static {
 
     /// Reads the settings again; says which keys wait for a restart. The error is all problems, one
     /// line each.
-    fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>>;
+    fn reload(&self) -> BoxFuture<'_, Reloaded>;
 }
+
+/// What came of reading the settings again: the keys that wait for a restart, or all problems.
+pub type Reloaded = Result<Vec<&'static str>, Vec<String>>;
 
 /// How a class stands against its promise, over its window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -165,7 +168,7 @@ pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router 
     let reloads = Arc::new(Reloads::new(clock));
     let reload = move |State(view): SharedView| {
         let reloads = Arc::clone(&reloads);
-        async move { told(reloads.run(&*view).await) }
+        async move { told(reloads.run(|| view.reload()).await) }
     };
     let has_token = access.token.is_some();
     // One page is made at a time: with many series it takes a thread and memory for a while.
@@ -240,7 +243,7 @@ async fn slo(State(view): SharedView) -> Response {
     ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
 }
 
-fn told(reloaded: Result<Vec<&'static str>, Vec<String>>) -> Response {
+fn told(reloaded: Reloaded) -> Response {
     match reloaded {
         Ok(waiting) => {
             let waits = |key| format!("{key} changes only with a restart: the old value holds until then\n");
@@ -399,11 +402,20 @@ mod tests {
     struct Shown {
         ready: bool,
         problems: Vec<String>,
+        /// Makes the page of metrics, in OpenMetrics or not.
+        page: Box<dyn Fn(bool) -> String + Send + Sync>,
+    }
+
+    impl Default for Shown {
+        fn default() -> Self {
+            let page = |openmetrics| if openmetrics { "# EOF\n".to_owned() } else { "slo_total 0\n".to_owned() };
+            Shown { ready: true, problems: Vec::new(), page: Box::new(page) }
+        }
     }
 
     impl AdminView for Shown {
         fn metrics(&self, openmetrics: bool) -> String {
-            if openmetrics { "# EOF\n".to_owned() } else { "slo_total 0\n".to_owned() }
+            (self.page)(openmetrics)
         }
 
         fn is_ready(&self) -> bool {
@@ -432,7 +444,7 @@ mod tests {
             }
         }
 
-        fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
+        fn reload(&self) -> BoxFuture<'_, Reloaded> {
             let problems = self.problems.clone();
             Box::pin(async move { if problems.is_empty() { Ok(vec!["listen.address"]) } else { Err(problems) } })
         }
@@ -465,12 +477,12 @@ mod tests {
     }
 
     fn good() -> Shown {
-        Shown { ready: true, problems: Vec::new() }
+        Shown::default()
     }
 
     #[tokio::test]
     async fn the_probes_need_no_token_and_tell_readiness_apart_from_life() {
-        let leaving = || Shown { ready: false, problems: Vec::new() };
+        let leaving = || Shown { ready: false, ..Shown::default() };
         assert_eq!(ask(good(), Some("t"), "GET", "/readyz", None).await.status, 200);
         assert_eq!(ask(leaving(), Some("t"), "GET", "/readyz", None).await.status, 503);
         assert_eq!(ask(leaving(), Some("t"), "GET", "/livez", None).await.status, 200);
@@ -554,31 +566,6 @@ mod tests {
         assert_eq!(text, "slo_total 0\n");
     }
 
-    /// Only its page is of interest.
-    struct Page<F>(F);
-
-    impl<F: Fn() -> String + Send + Sync + 'static> AdminView for Page<F> {
-        fn metrics(&self, _: bool) -> String {
-            (self.0)()
-        }
-
-        fn is_ready(&self) -> bool {
-            true
-        }
-
-        fn slo(&self) -> Vec<ClassStanding> {
-            Vec::new()
-        }
-
-        fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
-            Err(LevelError::UnknownClass)
-        }
-
-        fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
-            Box::pin(async { Ok(Vec::new()) })
-        }
-    }
-
     async fn status_of(router: &Router, path: &str) -> u16 {
         let request = Request::get(path).body(Body::empty()).unwrap();
         router.clone().oneshot(request).await.unwrap().status().as_u16()
@@ -590,11 +577,12 @@ mod tests {
     async fn c115_others_are_served_while_a_page_is_made() {
         let (served, waits) = std::sync::mpsc::channel();
         let waits = std::sync::Mutex::new(waits);
-        let page = move || {
+        let page = move |_| {
             let waited = waits.lock().unwrap().recv_timeout(Duration::from_secs(60));
             waited.map(|()| "slo_total 1\n".to_owned()).expect("nobody else was served")
         };
-        let router = router(Arc::new(Page(page)), Access::default(), Clock::start());
+        let router =
+            router(Arc::new(Shown { page: Box::new(page), ..Shown::default() }), Access::default(), Clock::start());
         let others = async {
             let ready = status_of(&router, "/readyz").await;
             served.send(()).unwrap();
@@ -606,11 +594,12 @@ mod tests {
     #[tokio::test]
     async fn a_page_that_cannot_be_made_is_a_500_and_the_next_one_comes() {
         let is_second = std::sync::atomic::AtomicBool::new(false);
-        let page = move || {
+        let page = move |_| {
             assert!(is_second.swap(true, std::sync::atomic::Ordering::Relaxed), "on purpose");
             String::new()
         };
-        let router = router(Arc::new(Page(page)), Access::default(), Clock::start());
+        let router =
+            router(Arc::new(Shown { page: Box::new(page), ..Shown::default() }), Access::default(), Clock::start());
         assert_eq!((status_of(&router, "/metrics").await, status_of(&router, "/metrics").await), (500, 200));
     }
 
@@ -632,7 +621,8 @@ mod tests {
         let waits = "reloaded\nlisten.address changes only with a restart: the old value holds until then\n";
         assert_eq!((answered.status, answered.text.as_str()), (200, waits));
         assert_eq!(ask(good(), None, "GET", "/-/reload", None).await.status, 405);
-        let bad = Shown { ready: true, problems: vec!["pools[0]: no engines".to_owned(), "routes: none".to_owned()] };
+        let problems = vec!["pools[0]: no engines".to_owned(), "routes: none".to_owned()];
+        let bad = Shown { problems, ..Shown::default() };
         let answered = ask(bad, None, "POST", "/-/reload", None).await;
         assert_eq!(answered.status, 409);
         assert!(answered.text.contains("pools[0]: no engines\nroutes: none\n"), "{}", answered.text);

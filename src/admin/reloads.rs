@@ -7,14 +7,12 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
-use super::AdminView;
+use super::Reloaded;
 use crate::clock::Clock;
 use crate::units::Tick;
 
 /// From the beginning of a reload to that of the next one.
 const EVERY: Duration = Duration::from_secs(1);
-
-type Reloaded = Result<Vec<&'static str>, Vec<String>>;
 
 /// See the module.
 pub(super) struct Reloads {
@@ -28,7 +26,8 @@ impl Reloads {
         Reloads { clock, last: Mutex::default() }
     }
 
-    pub(super) async fn run(&self, view: &dyn AdminView) -> Reloaded {
+    /// Reads them by `reload`, or has the answer of who did meanwhile.
+    pub(super) async fn run<F: Future<Output = Reloaded>>(&self, reload: impl FnOnce() -> F) -> Reloaded {
         let came = self.clock.now();
         let mut last = self.last.lock().await;
         match &*last {
@@ -38,7 +37,7 @@ impl Reloads {
         }
         let began = self.clock.now();
         *last = Some((began, None));
-        let reloaded = view.reload().await;
+        let reloaded = reload().await;
         *last = Some((began, Some(reloaded.clone())));
         reloaded
     }
@@ -46,60 +45,40 @@ impl Reloads {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::cell::Cell;
 
     use futures_util::future::join_all;
 
-    use futures_util::future::BoxFuture;
-
-    use super::super::{ClassStanding, Degradation, LevelError};
     use super::*;
 
-    #[derive(Default)]
-    struct Counted(AtomicUsize);
-
-    impl AdminView for Counted {
-        fn metrics(&self, _: bool) -> String {
-            String::new()
-        }
-        fn is_ready(&self) -> bool {
-            true
-        }
-        fn slo(&self) -> Vec<ClassStanding> {
-            Vec::new()
-        }
-        fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
-            Err(LevelError::UnknownClass)
-        }
-        fn reload(&self) -> BoxFuture<'_, Reloaded> {
-            let before = self.0.fetch_add(1, Ordering::Relaxed);
-            Box::pin(async move { Err(vec![before.to_string()]) })
-        }
+    /// Says how many came before it.
+    async fn count(reloads: &Cell<usize>) -> Reloaded {
+        Err(vec![reloads.replace(reloads.get() + 1).to_string()])
     }
 
     #[tokio::test(start_paused = true)]
     async fn c101_settings_are_read_once_a_second_and_answer_all_who_wait() {
-        let (clock, view) = (Clock::start(), Counted::default());
+        let (clock, counted) = (Clock::start(), Cell::default());
         let reloads = Reloads::new(clock);
-        let all = join_all((0..500).map(|_| reloads.run(&view))).await;
+        let all = join_all((0..500).map(|_| reloads.run(|| count(&counted)))).await;
         let said =
             |all: &[Reloaded], number: &str| all.iter().filter(|one| **one == Err(vec![number.to_owned()])).count();
         assert_eq!((said(&all, "0"), said(&all, "1")), (1, 499), "all but the first come before the second begins");
         assert_eq!(clock.now(), Tick::from_millis(1000));
         clock.sleep_until(Some(Tick::from_millis(5000))).await;
-        assert_eq!(reloads.run(&view).await, Err(vec!["2".to_owned()]));
+        assert_eq!(reloads.run(|| count(&counted)).await, Err(vec!["2".to_owned()]));
         assert_eq!(clock.now(), Tick::from_millis(5000), "nobody waits who comes later");
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_asks_and_leaves_gets_no_further_reload() {
-        let (clock, view) = (Clock::start(), Counted::default());
+        let (clock, counted) = (Clock::start(), Cell::default());
         let reloads = Reloads::new(clock);
         for _ in 0..100 {
-            let one = reloads.run(&view);
+            let one = reloads.run(|| count(&counted));
             let _ = tokio::time::timeout(Duration::from_millis(10), one).await;
         }
         assert_eq!(clock.now(), Tick::from_millis(990));
-        assert_eq!(view.0.load(Ordering::Relaxed), 1);
+        assert_eq!(counted.get(), 1);
     }
 }

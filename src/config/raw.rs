@@ -536,52 +536,6 @@ block! {
         may key_prefix: Located<String>,
     }
 
-    /// Limits of a tenant, on all its requests and on those for single models.
-    Limits {
-        /// Prompt and output tokens together.
-        may tokens_per_minute: Located<u64>,
-        /// Burst. Default: one minute's worth.
-        may tokens_burst: Located<u64>,
-        /// Prompt tokens.
-        may input_tokens_per_minute: Located<u64>,
-        /// Burst. Default: one minute's worth.
-        may input_tokens_burst: Located<u64>,
-        /// Output tokens.
-        may output_tokens_per_minute: Located<u64>,
-        /// Burst. Default: one minute's worth.
-        may output_tokens_burst: Located<u64>,
-        /// Requests.
-        may requests_per_minute: Located<u64>,
-        /// Burst. Default: one minute's worth.
-        may requests_burst: Located<u64>,
-        /// Concurrent requests.
-        may concurrent_requests: Located<u64>,
-        /// Additional limits on requests for one model, by its name after aliasing.
-        may models: Entries<Allowance>,
-    }
-
-    /// Limits on requests for one model.
-    Allowance {
-        /// Prompt and output tokens together.
-        may tokens_per_minute: Located<u64>,
-        /// Burst. Default: one minute's worth.
-        may tokens_burst: Located<u64>,
-        /// Prompt tokens.
-        may input_tokens_per_minute: Located<u64>,
-        /// Burst. Default: one minute's worth.
-        may input_tokens_burst: Located<u64>,
-        /// Output tokens.
-        may output_tokens_per_minute: Located<u64>,
-        /// Burst. Default: one minute's worth.
-        may output_tokens_burst: Located<u64>,
-        /// Requests.
-        may requests_per_minute: Located<u64>,
-        /// Burst. Default: one minute's worth.
-        may requests_burst: Located<u64>,
-        /// Concurrent requests.
-        may concurrent_requests: Located<u64>,
-    }
-
     /// An API key.
     Key {
         /// Its label, for rules.
@@ -605,7 +559,70 @@ block! {
     }
 }
 
-/// The value of `when.header` for one header.
+/// Blocks with the keys that limit requests, beside keys of their own.
+macro_rules! limit_blocks {
+    ($($(#[doc = $about:literal])* $name:ident { $($own:tt)* })*) => {
+        block! {$(
+            $(#[doc = $about])*
+            $name {
+                /// Prompt and output tokens together.
+                may tokens_per_minute: Located<u64>,
+                /// How many of them may come at once. Default: one minute's worth.
+                may tokens_burst: Located<u64>,
+                /// Prompt tokens.
+                may input_tokens_per_minute: Located<u64>,
+                /// How many of them may come at once. Default: one minute's worth.
+                may input_tokens_burst: Located<u64>,
+                /// Output tokens.
+                may output_tokens_per_minute: Located<u64>,
+                /// How many of them may come at once. Default: one minute's worth.
+                may output_tokens_burst: Located<u64>,
+                /// Requests.
+                may requests_per_minute: Located<u64>,
+                /// How many of them may come at once. Default: one minute's worth.
+                may requests_burst: Located<u64>,
+                /// Requests that run at one time.
+                may concurrent_requests: Located<u64>,
+                $($own)*
+            }
+        )*}
+
+        $(impl $name {
+            /// What limits requests.
+            pub(super) fn limit_keys(&self) -> LimitKeys<'_> {
+                LimitKeys {
+                    tokens: [&self.tokens_per_minute, &self.tokens_burst],
+                    input_tokens: [&self.input_tokens_per_minute, &self.input_tokens_burst],
+                    output_tokens: [&self.output_tokens_per_minute, &self.output_tokens_burst],
+                    requests: [&self.requests_per_minute, &self.requests_burst],
+                    concurrent: &self.concurrent_requests,
+                }
+            }
+        })*
+    };
+}
+
+limit_blocks! {
+    /// Limits of a tenant: on all its requests, and on those for single models.
+    Limits {
+        /// Limits on requests for one model, besides: by its name after aliasing.
+        may models: Entries<Allowance>,
+    }
+
+    /// Limits on requests for one model.
+    Allowance {}
+}
+
+/// The keys that limit requests: of rates per minute, and burst.
+pub(super) struct LimitKeys<'r> {
+    pub tokens: [&'r Option<Located<u64>>; 2],
+    pub input_tokens: [&'r Option<Located<u64>>; 2],
+    pub output_tokens: [&'r Option<Located<u64>>; 2],
+    pub requests: [&'r Option<Located<u64>>; 2],
+    pub concurrent: &'r Option<Located<u64>>,
+}
+
+/// What `when.header` says about one header.
 #[derive(Debug)]
 pub(super) enum HeaderCondition {
     /// One of these values.

@@ -27,7 +27,8 @@ pub struct Deadlines {
 /// How long after `finish` the engine's body may stay open, for usage and trailing events.
 const AFTER_FINISH: Duration = Duration::from_secs(1);
 
-/// How long a finish event waits for the usage event; engines write both at once.
+/// So long a finish event waits for the usage event: engines write both at once. Of an engine that is
+/// known to have members of it there, until the answer is over.
 const FINISH_WAITS: Duration = Duration::from_millis(10);
 
 /// The action of a deadline that has passed.
@@ -104,9 +105,10 @@ impl Deadlines {
         self.over = at.map(|at| at + AFTER_FINISH);
     }
 
-    /// Sets or clears the wait of a finish event.
-    pub fn finish_waits(&mut self, waits: bool, at: Tick) {
-        self.finish = waits.then(|| self.finish.unwrap_or(at + FINISH_WAITS));
+    /// A finish event waits since `at`, unless one did already; `misses_members`: its engine has members
+    /// of it behind it.
+    pub fn finish_waits(&mut self, at: Tick, misses_members: bool) {
+        self.finish.get_or_insert(at + if misses_members { AFTER_FINISH } else { FINISH_WAITS });
     }
 
     /// Records activity of the engine.
@@ -154,10 +156,13 @@ mod tests {
     fn an_answer_that_is_over_may_be_held_open_for_a_second_and_its_finish_back_for_a_moment() {
         let mut limits = Deadlines { idle: at(5000), ..Deadlines::default() };
         limits.finished(at(100));
-        limits.finish_waits(true, Tick::from_millis(100));
-        limits.finish_waits(true, Tick::from_millis(105));
+        limits.finish_waits(Tick::from_millis(100), false);
+        limits.finish_waits(Tick::from_millis(105), true);
         assert_eq!((limits.next(), limits.due(Tick::from_millis(110))), (at(110), Some(DeadlineAction::Finish)));
-        limits.finish_waits(false, Tick::from_millis(110));
+        limits.finish = None;
+        limits.finish_waits(Tick::from_millis(100), true);
+        assert_eq!(limits.next(), at(1100));
+        limits.finish = None;
         assert_eq!((limits.next(), limits.due(Tick::from_millis(1100))), (at(1100), Some(DeadlineAction::Over)));
         assert!(limits.any_before(Tick::from_millis(1101)) && !limits.any_before(Tick::from_millis(1100)));
         limits.finished(None);

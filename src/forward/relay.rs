@@ -40,7 +40,10 @@ use crate::units::{ClientState, Dialect, DisconnectReason, RequestId, Tick};
 /// Longest preamble (role events, comments) held without a token, bytes.
 const HELD_PREAMBLE: usize = 64 * 1024;
 
-/// Allowed only at the start of a stream; elsewhere parsers take it for part of a line.
+/// A body that begins as an error is waited for up to this length.
+const LONGEST_ERROR: usize = 16 * 1024;
+
+/// May stand in front of a stream, and nowhere else: readers would take it for part of a line.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// What was sent before the engine's first piece.
@@ -87,7 +90,10 @@ impl UpstreamHead {
 pub trait RelayEvents: Send {
     /// The first token came.
     fn first_token(&mut self, at: Tick);
-    /// The relay ended. Called exactly once.
+    /// What the client is told in place of this code, if the engine says it of a key that is not the
+    /// client's.
+    fn refused_key(&self, code: u16) -> Option<Rejection>;
+    /// The relay has ended: called exactly once.
     fn end(self: Box<Self>, ended: RelayEnd);
 }
 
@@ -115,6 +121,8 @@ pub struct RelayConfig {
     pub request_id: RequestId,
     /// Receives signs of life of the engine.
     pub signals: Arc<Signals>,
+    /// What the engine says of the key that it saw is nothing to the client.
+    pub key_is_ours: bool,
 }
 
 /// Why a held response did not start. Nothing of it was forwarded.
@@ -161,6 +169,9 @@ pub struct Relay {
     tail_is_out: bool,
     /// Set if the response must be aborted.
     broken: bool,
+    /// The engine has said by this code that it refuses a key that is not the client's: neither that nor
+    /// what comes behind it passes.
+    refused_key: Option<u16>,
 }
 
 /// State of the engine's side.
@@ -239,6 +250,7 @@ impl Relay {
                 head: None,
                 tail_is_out: false,
                 broken: false,
+                refused_key: None,
             },
         )
     }
@@ -273,7 +285,7 @@ impl Relay {
         let mut heard_at = None;
         while self.ready_bytes < HELD_PREAMBLE && !matches!(self.engine, UpstreamState::Over) {
             let heard = match self.poll_engine(cx) {
-                Poll::Pending if self.ready.is_empty() => return Poll::Pending,
+                Poll::Pending if self.ready.is_empty() || self.may_refuse_key() => return Poll::Pending,
                 Poll::Pending => break,
                 Poll::Ready(heard) => heard,
             };
@@ -285,6 +297,7 @@ impl Relay {
                 }
                 UpstreamEvent::Cut => return Poll::Ready(Err(HoldError::Drained)),
                 UpstreamEvent::Clean => {
+                    self.take_tail(self.parts.clock.now());
                     self.engine = UpstreamState::Over;
                     break;
                 }
@@ -293,7 +306,17 @@ impl Relay {
                 ) => break,
             }
         }
-        Poll::Ready(Ok(heard_at.unwrap_or_else(|| self.parts.clock.now())))
+        match self.seen().error() {
+            Some(error) if self.parts.key_is_ours && error.refuses_key() => Poll::Ready(Err(HoldError::Error(error))),
+            _ => Poll::Ready(Ok(heard_at.unwrap_or_else(|| self.parts.clock.now()))),
+        }
+    }
+
+    /// Whether what has come of a JSON body may yet be an engine's word on a key that is not the client's:
+    /// of a body that begins as an error all is waited for.
+    fn may_refuse_key(&self) -> bool {
+        let is_json = self.parts.key_is_ours && self.parts.reader == Reader::Json;
+        is_json && self.ready_bytes < LONGEST_ERROR && may_be_error(self.ready.iter().flatten().copied())
     }
 
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<Tick, HoldError>> {
@@ -416,7 +439,11 @@ impl Relay {
     /// The next bytes for the client.
     pub(super) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TruncatedBody>>> {
         loop {
-            // Before the last bytes are returned, because a body of known length is not polled again.
+            if let Some(code) = self.refused_key.take() {
+                self.let_finish_go();
+                self.no_stream(Rejection::EngineAnswered { status: code });
+            }
+            // Before the last bytes are given: a body of known length is not polled again.
             if matches!(self.engine, UpstreamState::Over) && self.observer.is_some() {
                 self.finish_clean();
             }
@@ -529,9 +556,16 @@ impl Relay {
         }
         let had_token = observer.has_token();
         let (gate, pulse, beginning) = (&mut self.parts.gate, &self.parts.pulse, &mut self.beginning);
+        let (key_is_ours, refused_key) = (self.parts.key_is_ours, &mut self.refused_key);
         let mut has_token = false;
         let mut gather = Batch::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
         observer.frame(frame, at, &mut |piece: Bytes, note: &PieceInfo| {
+            if note.error.is_some() {
+                *refused_key = refused_key.or(note.refused_key().filter(|_| key_is_ours));
+            }
+            if refused_key.is_some() {
+                return;
+            }
             has_token |= note.token;
             // Once limited, only a first token matters.
             if note.token && (limited.is_none() || !had_token) {
@@ -557,7 +591,14 @@ impl Relay {
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
             return at;
         }
-        self.parts.deadlines.finish_waits(self.parts.gate.holds_finish(), at);
+        if self.parts.gate.holds_finish() {
+            self.parts.deadlines.finish_waits(at, self.parts.signals.moves_members());
+        } else {
+            self.parts.deadlines.finish = None;
+        }
+        if self.parts.gate.has_moved() {
+            self.parts.signals.has_moved_members();
+        }
         self.parts.deadlines.finished(observer.finished_at());
         self.spoke = observer.last_activity() == Some(at);
         if observer.has_token() {
@@ -586,11 +627,16 @@ impl Relay {
         self.tail_is_out |= observer.long_event_is_out();
         let (gate, ready, count) = (&mut self.parts.gate, &mut self.ready, &mut self.ready_bytes);
         let tail_is_out = &mut self.tail_is_out;
+        let (key_is_ours, refused_key) = (self.parts.key_is_ours, &mut self.refused_key);
         let mut add = |passed: Bytes| {
             *count += passed.len();
             ready.push_back(passed);
         };
         observer.clean_end(at, &mut |piece: Bytes, note: &PieceInfo| {
+            *refused_key = refused_key.or(note.refused_key().filter(|_| key_is_ours));
+            if refused_key.is_some() {
+                return;
+            }
             *tail_is_out |= !gate.hides(note);
             gate.pass(piece, note, &mut add);
         });
@@ -644,8 +690,13 @@ impl Relay {
         self.close(Ending::Clean, None);
     }
 
-    /// No stream came behind an early head.
+    /// Behind a head of ours no stream came, or what it says is nothing to the client.
     fn no_stream(&mut self, refusal: Rejection) {
+        let of_our_key = match (&refusal, &self.keeper) {
+            (Rejection::EngineAnswered { status }, Some(keeper)) => keeper.refused_key(*status),
+            _ => None,
+        };
+        let refusal = of_our_key.unwrap_or(refusal);
         let event = self.error_event(&refusal);
         self.offer(event);
         self.close(Ending::Broken, Some(refusal));
@@ -775,7 +826,25 @@ impl Drop for Relay {
     }
 }
 
-/// The stream behind an early head, if one came.
+/// Whether a JSON body may be an error by its beginning. White space is none: engines that keep a
+/// connection awake by it are not held back.
+fn may_be_error(body: impl Iterator<Item = u8>) -> bool {
+    const BEGINNINGS: [&str; 8] = [
+        "{\"error",
+        "{\"object\":\"error",
+        "{\"type\":\"error",
+        "{\"code",
+        "{\"detail",
+        "{\"exception",
+        "{\"message",
+        "{\"status",
+    ];
+    let begun: Vec<u8> = body.filter(|byte| !byte.is_ascii_whitespace()).take(BEGINNINGS[1].len()).collect();
+    let fits = |beginning: &str| begun.starts_with(beginning.as_bytes()) || beginning.as_bytes().starts_with(&begun);
+    !begun.is_empty() && BEGINNINGS.into_iter().any(fits)
+}
+
+/// The stream behind a head of our own, if one came.
 fn stream_of(opened: Result<UpstreamResponse, ConnectError>) -> Result<UpstreamBody, Rejection> {
     let UpstreamResponse { head, body } = opened.map_err(|failed| failed.refusal())?;
     let content = Content::of(&head.headers);

@@ -40,13 +40,52 @@ pub struct AttemptTarget {
     pub shown: Option<HeaderValue>,
     /// The engine.
     pub engine: EngineId,
-    /// Whether the client's own credential was forwarded.
-    pub credential_forwarded: bool,
-    /// Whether it is a fallback pool: the request's own pool was skipped or left.
+    /// What the engine sees of a credential.
+    pub credential: EngineCredential,
+    /// It belongs to another pool, which was passed over or left.
     pub is_away: bool,
 }
 
-/// Result of an attempt.
+/// The credential that an engine sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineCredential {
+    /// The client's own.
+    Client,
+    /// None: that of the client would go along.
+    Awaited,
+    /// The pool's.
+    Pool,
+    /// None: the pool has no key.
+    Missing,
+}
+
+impl EngineCredential {
+    /// What an engine says of it is nothing to the client.
+    const fn is_ours(self) -> bool {
+        matches!(self, EngineCredential::Pool | EngineCredential::Missing)
+    }
+}
+
+impl AttemptTarget {
+    /// What a client is told in place of this code, if the engine says it of the pool's own key.
+    pub(super) fn refused_key(&self, code: u16) -> Option<Rejection> {
+        (self.credential.is_ours() && matches!(code, 401 | 403))
+            .then(|| Rejection::EngineKeyRefused { pool: self.pool.clone(), status: code })
+    }
+
+    /// Tells the operator of it, once a minute for each engine.
+    pub(super) fn tell_of_refused_key(&self, status: u16, signals: &Signals, now: Tick) {
+        if signals.is_to_tell_of_key(now) {
+            let (pool, engine, has_key) = (&self.pool, &self.engine, self.credential == EngineCredential::Pool);
+            tracing::warn!(
+                %pool, %engine, status, has_key,
+                "an engine refuses the pool's key: set `engine.api_key_file` to a file with the key that it wants"
+            );
+        }
+    }
+}
+
+/// What one attempt came to.
 pub(super) enum AttemptResult {
     /// The response starts at this moment: a first token, the head of a good response, or the end of `hold_head`.
     Speaks(Box<HeldResponse>, Tick),
@@ -196,24 +235,13 @@ impl Attempt<'_> {
     /// Handles an unsuccessful response. An engine's rejection of the pool's own key is the operator's concern:
     /// the client gets a 502, the log a warning.
     fn failed(&self, happened: Happened, code: u16, answer: Box<HeldResponse>) -> AttemptResult {
-        let settings = &self.bound.settings;
-        let is_of_our_key = matches!(code, 401 | 403)
-            && !self.place.credential_forwarded
-            && (!settings.forward_authorization || settings.api_key.is_some());
-        if !is_of_our_key {
-            return AttemptResult::Failed(happened, Ok(answer));
+        match self.place.refused_key(code) {
+            None => AttemptResult::Failed(happened, Ok(answer)),
+            Some(refused) => {
+                self.place.tell_of_refused_key(code, self.signals, self.upstreams.clock.now());
+                AttemptResult::Failed(happened, Err(refused))
+            }
         }
-        if self.signals.is_to_tell_of_key(self.upstreams.clock.now()) {
-            let (pool, engine, has_key) = (&self.place.pool, &self.place.engine, settings.api_key.is_some());
-            tracing::warn!(
-                %pool, %engine, status = code, has_key,
-                "an engine rejects the pool's key: set `engine.api_key_file` to a file with its key"
-            );
-        }
-        AttemptResult::Failed(
-            happened,
-            Err(Rejection::EngineKeyRefused { pool: self.place.pool.clone(), status: code }),
-        )
     }
 
     /// The engine is going away before any of its response was used.
@@ -498,6 +526,7 @@ impl Attempt<'_> {
             dialect: request.context.dialect(),
             request_id: request.context.arrived.id.clone(),
             signals: Arc::clone(self.signals),
+            key_is_ours: self.place.credential.is_ours(),
         }
     }
 

@@ -71,9 +71,11 @@ pub fn of_answer(
     unseen: impl FnOnce(Tick) -> Tokens,
 ) -> Option<Used> {
     let by_code = |code| matches!(of_code(code, case), Outcome::Excluded(_)).then(Used::default);
-    if let Some(refusal) = refusal {
-        // No stream followed an early head.
-        return if let Rejection::EngineAnswered { status } = refusal { by_code(*status) } else { None };
+    match refusal {
+        // No stream followed a head of the gateway's own.
+        Some(Rejection::EngineAnswered { status }) => return by_code(*status),
+        Some(Rejection::EngineKeyRefused { .. }) | None => {}
+        Some(_) => return None,
     }
     let came = timeline.first_token.is_some() || timeline.has_output;
     match timeline.error {

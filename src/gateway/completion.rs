@@ -59,11 +59,20 @@ impl RelayEvents for Completion {
         self.context.held.first_token();
     }
 
-    /// The body ended: by its last event, an error, a limit, or a drop.
+    fn refused_key(&self, code: u16) -> Option<Rejection> {
+        self.place.refused_key(code)
+    }
+
+    /// The body ended: by its last event, an error, a limit, or because it was dropped.
     fn end(mut self: Box<Self>, ended: RelayEnd) {
         let RelayEnd { timeline, refusal, never_sent } = ended;
         let rejection = refusal.as_ref();
         // 1. Engine effects.
+        if let Some(Rejection::EngineKeyRefused { status, .. }) = rejection
+            && let Some(work) = &self.work
+        {
+            self.place.tell_of_refused_key(*status, work.signals(), timeline.end);
+        }
         self.check_model(&timeline, rejection);
         self.report_to_engine(&timeline, rejection);
         self.learn_ratios(&timeline);

@@ -108,7 +108,9 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Rejection>, is_alive: bool) ->
         return Some(Happened::answer(error.code, None, Injection::None));
     }
     match refusal {
-        Some(Rejection::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
+        Some(Rejection::EngineAnswered { status } | Rejection::EngineKeyRefused { status, .. }) => {
+            return Some(Happened::answer(*status, None, Injection::None));
+        }
         Some(Rejection::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
         // The engine works but its response cannot be read, which is no fault for the breaker.
         Some(Rejection::EngineCoded) => return None,

@@ -23,7 +23,7 @@ use crate::clock::{Alarms, Clock};
 use crate::config::Settings;
 use crate::dial::Dial;
 use crate::forward::lines::ConnPool;
-use crate::inspect::Ratios;
+use crate::inspect::{BlockKey, Ratios};
 use crate::judge::Objectives;
 use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
 use crate::route::settings::{Concurrency, Pool};
@@ -49,7 +49,7 @@ pub struct GatewayDeps {
     pub dial: Arc<dyn Dial>,
     /// Records requests.
     pub recorder: Recorder,
-    /// Seed of random choices between equal engines.
+    /// Seeds the choice between engines that are equal, and what others must not know beforehand.
     pub seed: u64,
 }
 
@@ -75,7 +75,9 @@ pub struct GatewayState {
     keeper: Mutex<Option<Keeper>>,
     /// Memory held by request bodies.
     pub bodies: Arc<BodyMemory>,
-    /// The queues for seats.
+    /// The key of the hashes of prompts' blocks, of this process alone.
+    pub(super) block_key: BlockKey,
+    /// Where requests wait for a seat.
     pub desks: Desks,
     /// Overload levels.
     pub levels: OverloadBoard,
@@ -112,6 +114,7 @@ impl Gateway {
             books,
             keeper: Mutex::new(keeper),
             bodies: Arc::default(),
+            block_key: BlockKey::of(seed),
             desks,
             levels: OverloadBoard::default(),
         }));

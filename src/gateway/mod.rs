@@ -285,7 +285,7 @@ impl Gateway {
         }
         let (standing, reserved_at) = (request.standing(reserved.standing, active), reserved.at);
         let ask = live.has_seats.then(|| self.queue_request(&request, standing));
-        let mut held = AdmissionGuard::new(reserved, request.prompt, self.clock);
+        let mut held = AdmissionGuard::new(reserved, request.charged_prompt(), self.clock);
         let cursor = ask.as_ref().map(|ask| PoolCursor::new(self, &request, ask));
         let (admitted, begins) = match &cursor {
             None => (Admitted::AT_ONCE, Some(reserved_at)),

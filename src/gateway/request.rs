@@ -106,8 +106,13 @@ impl RequestContext<'_> {
         self.endpoint.dialect()
     }
 
-    /// Index of the request's own pool in the route. Only that pool's errors say anything about the
-    /// client.
+    /// The input tokens that it is charged where the engine tells none.
+    pub(super) fn charged_prompt(&self) -> Tokens {
+        if self.body.is_form { self.learned.form_tokens(self.facts().prompt.form_bytes) } else { self.prompt }
+    }
+
+    /// The pool of its route where it belongs: what another one finds wrong with it says nothing
+    /// about the client.
     pub(super) fn home(&self) -> usize {
         self.overload.home(&self.routed.pools)
     }
@@ -180,6 +185,7 @@ impl GatewayState {
             arrival: arrived.arrival,
             read: arrived.read,
             with_prefix: live.asks_for_prefixes,
+            block_key: self.block_key,
             is_coded: arrived.head.has_coding(),
         }
     }

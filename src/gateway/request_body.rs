@@ -17,7 +17,7 @@ use crate::accept::{BodyError, BoxError};
 use crate::clock::Clock;
 use crate::inspect::coding::{Coding, DecodeError, Decoder};
 use crate::inspect::multipart::FormScanner;
-use crate::inspect::{Facts, Scanner, Unreadable};
+use crate::inspect::{BlockKey, Facts, Scanner, Unreadable};
 use crate::refuse::Rejection;
 use crate::units::{ClientState, Endpoint, Tick};
 
@@ -171,7 +171,9 @@ pub struct BodyLimits<'a> {
     pub read: Tick,
     /// Whether the prompt's prefix hash is needed.
     pub with_prefix: bool,
-    /// Whether it has a content coding.
+    /// The key of the hashes of its blocks.
+    pub block_key: BlockKey,
+    /// It wears a content coding.
     pub is_coded: bool,
 }
 
@@ -238,6 +240,9 @@ where
     let whole = body.size_hint().exact();
     let mut reading =
         BodyReader::begin(headers, terms.is_coded, endpoint, whole, terms.max_body, terms.with_prefix, share)?;
+    if let BodyFormat::Json(scanner) = &mut reading.reader {
+        scanner.has_key(terms.block_key);
+    }
     let mut cx = Context::from_waker(Waker::noop());
     while let Poll::Ready(frame) = body.as_mut().poll_frame(&mut cx) {
         let has_ended = !reading.hear(frame)? || (body.is_end_stream() && !reading.has_more());
@@ -498,6 +503,7 @@ mod tests {
             arrival: Tick::ZERO,
             read: Tick::ZERO,
             with_prefix: false,
+            block_key: BlockKey::of(0),
             is_coded: false,
         }
     }

@@ -8,7 +8,7 @@ use http::Response;
 use http::header::HeaderValue;
 
 use super::admission::AdmissionGuard;
-use super::attempt::HeldResponse;
+use super::attempt::{EngineCredential, HeldResponse};
 use super::completion::{Completion, RequestGuard};
 use super::house::Gateway;
 use super::mark::Tagged;
@@ -107,7 +107,7 @@ impl RelayContext {
         }
         relay.begins_with(head, own);
         if let Some(case) = active.case_mut() {
-            case.credential_forwarded = place.credential_forwarded;
+            case.credential_forwarded = place.credential == EngineCredential::Client;
             case.is_away = place.is_away;
         }
         let unproven = unproven.then_some(injection);

@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::admission::{AdmissionGuard, FreeSeat};
-use super::attempt::{Attempt, AttemptResult, AttemptTarget, Exit, HeldResponse};
+use super::attempt::{Attempt, AttemptResult, AttemptTarget, EngineCredential, Exit, HeldResponse};
 use super::promise::PoolHandle;
 use super::upstream::{UpstreamRequest, Upstreams};
 use crate::forward::Deadlines;
@@ -295,7 +295,12 @@ impl<'a> RetryLoop<'a> {
             pool: pools[self.here].clone(),
             shown: bound.shown.clone(),
             engine,
-            credential_forwarded: request.forwards_credential(bound),
+            credential: match &bound.settings {
+                _ if request.forwards_credential(bound) => EngineCredential::Client,
+                pool if pool.api_key.is_some() => EngineCredential::Pool,
+                pool if pool.forward_authorization => EngineCredential::Awaited,
+                _ => EngineCredential::Missing,
+            },
             is_away: self.here != request.context.home() && has_place(&pools[request.context.home()]),
         }
     }

@@ -13,9 +13,9 @@
 //! An image, audio or a file ends the chain, because what follows is only cached if it is the same; so
 //! does the limit of [`MOST`] blocks.
 //!
-//! The hash is not cryptographic and is the same everywhere. A client that finds a collision makes the
-//! gateway expect a cache hit that does not happen, which the engine's report of cached tokens
-//! corrects.
+//! The hash is no cryptographic one. It has a [`BlockKey`] that each process draws for itself, since it
+//! is compared with nobody else's: who does not know it cannot make up prompts that look like those
+//! of others.
 
 use super::fields::TopLevelField;
 use crate::json::{Literal, Nest, Scalar, unescape};
@@ -52,9 +52,52 @@ impl PromptSlot {
     }
 }
 
-/// The chains of one body while it is read.
+/// What the hashes of blocks depend on beside the blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockKey([u64; 8]);
+
+impl BlockKey {
+    /// The key that this value makes.
+    #[must_use]
+    pub fn of(seed: u64) -> Self {
+        let mut last = seed;
+        BlockKey(SEEDS.map(|own| {
+            last = fold(last ^ own);
+            own ^ last
+        }))
+    }
+
+    /// The hash of at most a block. Eight lanes, because one multiplication need not wait for another.
+    fn digest(&self, bytes: &[u8]) -> u64 {
+        let (rows, rest) = bytes.as_chunks::<ROW>();
+        let mut lanes = self.0;
+        rows.iter().for_each(|row| self.take_row(&mut lanes, row));
+        if !rest.is_empty() {
+            let mut row = [0; ROW];
+            row[..rest.len()].copy_from_slice(rest);
+            self.take_row(&mut lanes, &row);
+        }
+        let [a, b, c, d] = [0, 2, 4, 6].map(|at| fold(lanes[at] ^ lanes[at + 1].rotate_left(21)));
+        mix(a ^ b.rotate_left(21), c ^ d.rotate_left(21) ^ bytes.len() as u64)
+    }
+
+    /// Sixteen bytes into each lane. A factor of zero must not make the lane forget, so that the sum stays.
+    #[inline(always)]
+    fn take_row(&self, lanes: &mut [u64; 8], row: &[u8; ROW]) {
+        let pairs = row.as_chunks::<16>().0;
+        for ((lane, pair), own) in lanes.iter_mut().zip(pairs).zip(self.0) {
+            let [one, two] = [0, 1].map(|at| u64::from_le_bytes(pair.as_chunks().0[at]));
+            let (one, two) = (*lane ^ one, two ^ own.rotate_left(32));
+            let product = u128::from(one) * u128::from(two);
+            *lane = (product as u64) ^ ((product >> 64) as u64) ^ one.wrapping_add(two.rotate_left(17));
+        }
+    }
+}
+
+/// The chains of one body, while it is read.
 #[derive(Debug)]
 pub(super) struct Chain {
+    key: BlockKey,
     is_on: bool,
     /// Whether the current slot accepts more.
     is_open: bool,
@@ -83,6 +126,7 @@ impl Chain {
     pub(super) const fn new(is_on: bool) -> Self {
         const EMPTY: PromptPart = PromptPart { hash: 0, blocks: Vec::new(), is_stopped: false };
         Chain {
+            key: BlockKey(SEEDS),
             is_on,
             is_open: false,
             slot: PromptSlot::Salt,
@@ -96,7 +140,12 @@ impl Chain {
         }
     }
 
-    /// Disables block hashes, because they are not needed or not applicable.
+    /// The hashes have this key.
+    pub(super) const fn has_key(&mut self, key: BlockKey) {
+        self.key = key;
+    }
+
+    /// No blocks, whatever comes: nobody asks for them, or they begin nothing.
     pub(super) const fn leave(&mut self) {
         (self.is_on, self.is_open) = (false, false);
     }
@@ -131,7 +180,7 @@ impl Chain {
         self.settle();
         let part = &mut self.parts[self.slot as usize];
         if self.filled > 0 {
-            part.hash = mix(part.hash, digest(&self.block[..self.filled]));
+            part.hash = mix(part.hash, self.key.digest(&self.block[..self.filled]));
             self.filled = 0;
         }
         if self.roles != 0 {
@@ -170,7 +219,7 @@ impl Chain {
             if self.filled == 0
                 && let Some((whole, rest)) = piece.split_first_chunk::<BLOCK>()
             {
-                self.block_ends(digest(whole));
+                self.block_ends(self.key.digest(whole));
                 piece = rest;
                 continue;
             }
@@ -182,7 +231,7 @@ impl Chain {
                 return;
             }
             self.filled = 0;
-            self.block_ends(digest(&self.block));
+            self.block_ends(self.key.digest(&self.block));
         }
     }
 
@@ -242,7 +291,7 @@ impl Chain {
 
     /// Adds the role of the current message.
     pub(super) fn role(&mut self, role: &str) {
-        self.role = mix(self.role, digest(role.as_bytes().get(..BLOCK).unwrap_or(role.as_bytes())));
+        self.role = mix(self.role, self.key.digest(role.as_bytes().get(..BLOCK).unwrap_or(role.as_bytes())));
     }
 
     /// Ends a message: mixes its role into the blocks that ended in it.
@@ -274,7 +323,8 @@ impl Chain {
             return Vec::new();
         }
         self.end_part();
-        let mut front = model.as_bytes().chunks(BLOCK).fold(dialect as u64, |hash, chunk| mix(hash, digest(chunk)));
+        let mut front =
+            model.as_bytes().chunks(BLOCK).fold(dialect as u64, |hash, chunk| mix(hash, self.key.digest(chunk)));
         let mut all = Vec::new();
         for (slot, part) in self.parts.iter_mut().enumerate() {
             if slot != PromptSlot::Salt as usize {
@@ -295,20 +345,6 @@ impl Chain {
     }
 }
 
-/// Hash of at most one block. Eight lanes, so that multiplications are independent.
-fn digest(bytes: &[u8]) -> u64 {
-    let (rows, rest) = bytes.as_chunks::<ROW>();
-    let mut lanes = SEEDS;
-    rows.iter().for_each(|row| take_row(&mut lanes, row));
-    if !rest.is_empty() {
-        let mut row = [0; ROW];
-        row[..rest.len()].copy_from_slice(rest);
-        take_row(&mut lanes, &row);
-    }
-    let [a, b, c, d] = [0, 2, 4, 6].map(|at| fold(lanes[at] ^ lanes[at + 1].rotate_left(21)));
-    mix(a ^ b.rotate_left(21), c ^ d.rotate_left(21) ^ bytes.len() as u64)
-}
-
 const ROW: usize = 128;
 const SEEDS: [u64; 8] = [
     0xA076_1D64_78BD_642F,
@@ -321,19 +357,7 @@ const SEEDS: [u64; 8] = [
     0xAAAA_AAAA_AAAA_AAAB,
 ];
 
-/// Adds sixteen bytes to each lane. The sum remains, so that a factor of zero does not erase the lane.
-#[inline(always)]
-fn take_row(lanes: &mut [u64; 8], row: &[u8; ROW]) {
-    let pairs = row.as_chunks::<16>().0;
-    for ((lane, pair), seed) in lanes.iter_mut().zip(pairs).zip(SEEDS) {
-        let [one, two] = [0, 1].map(|at| u64::from_le_bytes(pair.as_chunks().0[at]));
-        let (one, two) = (*lane ^ one, two ^ seed.rotate_left(32));
-        let product = u128::from(one) * u128::from(two);
-        *lane = (product as u64) ^ ((product >> 64) as u64) ^ one.wrapping_add(two.rotate_left(17));
-    }
-}
-
-/// Combines two hashes in order.
+/// One hash behind another.
 fn mix(hash: u64, next: u64) -> u64 {
     fold(fold(hash ^ 0xA076_1D64_78BD_642F) ^ next)
 }
@@ -387,6 +411,20 @@ mod tests {
 
     fn shared(a: &[u64], b: &[u64]) -> usize {
         a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    }
+
+    #[test]
+    fn under_another_key_every_block_has_another_hash() {
+        let body = json!({"model": "m", "prompt": text("a", 5000)}).to_string();
+        let under = |seed| {
+            let mut scanner = Scanner::new(Endpoint::relayed("/v1/completions").unwrap());
+            scanner.has_key(BlockKey::of(seed));
+            scanner.push(body.as_bytes()).unwrap();
+            scanner.finish().unwrap().prefix_blocks
+        };
+        let all: HashSet<u64> = (0..100).flat_map(under).collect();
+        assert_eq!((all.len(), under(7)), (9 * 100, under(7)));
+        assert!(BlockKey::of(7).0.iter().zip(SEEDS).all(|(own, known)| *own != known));
     }
 
     #[test]
@@ -640,11 +678,11 @@ mod tests {
     }
 
     #[test]
-    fn hashes_are_the_same_for_ever_and_spread() {
+    fn without_a_key_hashes_are_the_same_for_ever_and_spread() {
         assert_eq!(chat(&[said("user", "x".repeat(512))]), [FOR_EVER]);
-        let all: HashSet<u64> = (0..10_000u64).map(|n| digest(&n.to_le_bytes()) >> 44).collect();
+        let all: HashSet<u64> = (0..10_000u64).map(|n| BlockKey(SEEDS).digest(&n.to_le_bytes()) >> 44).collect();
         assert!(all.len() > 9_900, "{}", all.len());
-        let all: HashSet<u64> = (0..=BLOCK).map(|n| digest(&vec![0; n])).collect();
+        let all: HashSet<u64> = (0..=BLOCK).map(|n| BlockKey(SEEDS).digest(&vec![0; n])).collect();
         assert_eq!(all.len(), BLOCK + 1);
     }
 

@@ -182,6 +182,9 @@ pub struct PromptSize {
     /// Whether the prompt has images, audio, files or an earlier response: tokens without bytes here, so that
     /// the response's usage says nothing about bytes per token.
     pub has_media: bool,
+    /// Bytes of a multipart form, most of them sound: they stand for tokens that the estimate leaves
+    /// out, and that are charged where the engine tells none.
+    pub form_bytes: u64,
 }
 
 impl PromptSize {

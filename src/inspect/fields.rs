@@ -153,7 +153,8 @@ impl TopLevelField {
             b"messages" | b"content" | b"system" | b"instructions" => TopLevelField::Words,
             b"query" | b"queries" | b"documents" | b"passages" | b"text_1" | b"text_2" => TopLevelField::Words,
             b"suffix" if completes => TopLevelField::Words,
-            b"data_1" | b"data_2" | b"items" | b"texts" | b"inputs" if dialect == Dialect::Plain => {
+            b"chat_template" => TopLevelField::Words,
+            b"data" | b"data_1" | b"data_2" | b"items" | b"texts" | b"inputs" if dialect == Dialect::Plain => {
                 TopLevelField::Words
             }
             b"previous_response_id" | b"conversation" => TopLevelField::Earlier,
@@ -317,7 +318,22 @@ pub(super) fn leads_to_stored(key: &[u8]) -> bool {
     key == b"file_id"
 }
 
-/// Whether media bytes may stand under this key, depending on the object's type.
+/// The same inside an object that stands for one, under this key.
+pub(super) fn reference_in(key: &[u8], dialect: Dialect) -> Option<&'static [u8]> {
+    match key {
+        b"file" | b"image_file" => Some(b"file_id"),
+        // What the model said aloud before.
+        b"audio" if dialect == Dialect::Chat => Some(b"id"),
+        _ => None,
+    }
+}
+
+/// Whether a member of an object in a prompt says that the bytes under its `data` are no text.
+pub(super) fn says_coding(key: &[u8]) -> bool {
+    matches!(key, b"data_format" | b"image_format")
+}
+
+/// Whether the bytes of such a thing may stand under this key: the object's type tells.
 pub(super) fn leads_to_data(key: &[u8]) -> bool {
     matches!(key, b"data" | b"result")
 }

@@ -16,6 +16,7 @@ mod prefix;
 mod ratios;
 mod scanner;
 
+pub use blocks::BlockKey;
 pub use facts::{Caps, Facts, Field, PromptSize, Reasoning, StreamOptions, SwitchGroup, Switches, Unreadable};
 pub use ratios::{Learned, ModelRatios, Ratios};
 pub use scanner::Scanner;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use memchr::memmem;
 
-use super::facts::{Facts, Field, Unreadable};
+use super::facts::{Facts, Field, PromptSize, Unreadable};
 use super::fields;
 
 /// Longest head of a part, bytes.
@@ -107,9 +107,9 @@ impl FormScanner {
         if self.state != State::Epilogue {
             return Err(broken("it ends too early"));
         }
-        let facts =
-            Facts { model: self.model, n: 1, prompts: 1, readable: true, length: self.length, ..Facts::default() };
-        Ok(Box::new(facts))
+        let prompt = PromptSize { form_bytes: self.length as u64, ..PromptSize::default() };
+        let (model, length) = (self.model, self.length);
+        Ok(Box::new(Facts { model, n: 1, prompts: 1, prompt, readable: true, length, ..Facts::default() }))
     }
 
     /// Makes one step with the bytes at hand; false if more are needed.

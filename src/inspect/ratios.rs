@@ -3,8 +3,11 @@
 //! Bytes per token is the quotient of two decaying sums, so that long prompts weigh more than short
 //! ones and old reports fade. One prompt weighs at most [`HEAVIEST`] tokens.
 //!
-//! Tokens per event affects verdicts, so it errs against the service: it is the value that four of five
-//! recent responses reached, not their mean, and one outlier does not move it.
+//! Of a multipart form (sound) the bytes per input token are learned in the same way, to be charged
+//! where the engine tells no usage.
+//!
+//! Tokens per event decides verdicts, so it errs against the service: it is what four of five of
+//! the last answers reached, not their mean, and one odd answer moves it nowhere.
 //!
 //! Reports beyond plausible bounds are ignored.
 
@@ -21,7 +24,9 @@ use crate::units::{EngineId, Tokens};
 const BYTES_PER_TOKEN: f64 = 3.8;
 /// Bounds of bytes per token.
 const BYTES_BOUNDS: (f64, f64) = (0.5, 64.0);
-/// Most plausible tokens per event; more is a whole response in one event.
+/// The same of a form: text in it is shorter, and plain sound longer.
+const FORM_BOUNDS: (f64, f64) = (1.0, 100_000.0);
+/// More tokens than this in an event are no event but an answer.
 const MOST_PER_EVENT: f64 = 64.0;
 /// Shorter responses are ignored, because their first and last events carry buffered tokens.
 const FEWEST_EVENTS: u64 = 8;
@@ -56,6 +61,7 @@ pub struct ModelRatios(Option<Arc<Learned>>);
 #[derive(Debug)]
 pub struct Learned {
     prompts: Mutex<DecayedRatio>,
+    forms: Mutex<DecayedRatio>,
     events: Mutex<HashMap<EngineId, PerEvent, ahash::RandomState>>,
 }
 
@@ -104,6 +110,14 @@ impl ModelRatios {
         self.0.as_ref().map_or(BYTES_PER_TOKEN, |learned| learned.prompts.lock().within(BYTES_BOUNDS))
     }
 
+    /// Input tokens that a form of so many bytes likely has: none until learned.
+    #[must_use]
+    pub fn form_tokens(&self, bytes: u64) -> Tokens {
+        let Some(learned) = self.0.as_ref().filter(|_| bytes > 0) else { return Tokens::ZERO };
+        let forms = learned.forms.lock();
+        if forms.under > 0.0 { Tokens((bytes as f64 / forms.within(FORM_BOUNDS)).ceil() as u64) } else { Tokens::ZERO }
+    }
+
     /// Output tokens per token event of this engine: 1 until learned.
     #[must_use]
     pub fn tokens_per_event(&self, engine: &EngineId) -> f64 {
@@ -115,7 +129,7 @@ impl ModelRatios {
 impl Default for Learned {
     fn default() -> Self {
         let guess = DecayedRatio { over: BYTES_PER_TOKEN * GUESS, under: GUESS };
-        Learned { prompts: Mutex::new(guess), events: Mutex::default() }
+        Learned { prompts: Mutex::new(guess), forms: Mutex::default(), events: Mutex::default() }
     }
 }
 
@@ -124,6 +138,9 @@ impl Learned {
     /// token ids only, are ignored because they say nothing about text.
     pub fn prompt(&self, size: PromptSize, input: Tokens) {
         let tokens = input.less(Tokens(size.token_ids)).0;
+        if size.form_bytes > 0 && tokens > 0 {
+            self.forms.lock().learn(size.form_bytes, tokens, FORM_BOUNDS);
+        }
         if size.bytes > 0 && tokens > 0 && !size.has_media {
             self.prompts.lock().learn(size.bytes, tokens, BYTES_BOUNDS);
         }
@@ -241,6 +258,20 @@ mod tests {
         assert!((ratios.bytes_per_token("m") - 2.0).abs() < 0.05);
         assert!((ratios.tokens_per_event(&engine, "m") - 3.0).abs() < 1e-9);
         assert_eq!((ratios.bytes_per_token("n"), ratios.tokens_per_event(&EngineId::from("e:2"), "m")), (3.8, 1.0));
+    }
+
+    #[test]
+    fn what_a_form_costs_is_learned_from_forms() {
+        let ratios = Ratios::new();
+        let form = |form_bytes| PromptSize { form_bytes, ..PromptSize::default() };
+        let tokens = |bytes| ratios.of(Some("m")).form_tokens(bytes).0;
+        ratios.learn_prompt("m", text(2000), Tokens(1000));
+        ratios.learn_prompt("m", form(0), Tokens(1000));
+        ratios.learn_prompt("m", form(10), Tokens(1000));
+        assert_eq!(tokens(1_000_000), 0);
+        ratios.learn_prompt("m", form(300_000), Tokens(1500));
+        assert_eq!((tokens(0), tokens(1), tokens(600_000)), (0, 1, 3000));
+        assert!((ratios.bytes_per_token("m") - 3.8).abs() < 2.0, "text is another thing");
     }
 
     #[test]

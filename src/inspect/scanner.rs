@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::blocks::PromptSlot;
+use super::blocks::{BlockKey, PromptSlot};
 use super::facts::{Facts, Field, Reasoning, StreamOptions, SwitchGroup as Switched, Unreadable};
 use super::fields::{self, FieldRule, FieldType, JsonType, TopLevelField};
 use super::kept::{BoundedValue, IntegerValue, ScalarValue};
@@ -45,7 +45,12 @@ impl Scanner {
         self.reader.prefix.leave_head();
     }
 
-    /// Skips the hashes of the prompt's blocks.
+    /// The hashes of the prompt's blocks have this key; one that is the same everywhere otherwise.
+    pub fn has_key(&mut self, key: BlockKey) {
+        self.reader.prefix.chain.has_key(key);
+    }
+
+    /// Nobody asks for the blocks of the prompt.
     pub fn leave_blocks(&mut self) {
         self.reader.prefix.chain.leave();
     }
@@ -112,7 +117,10 @@ struct FactsSink {
     /// Depth of the outermost object in a prompt, and of a call's arguments inside it.
     object_at: Option<usize>,
     arguments_at: Option<usize>,
-    /// What is known of the current object in a prompt.
+    /// An object that stands for something other than text: how deep it stands, and the key by which it
+    /// names one that was stored.
+    reference: Option<(usize, &'static [u8])>,
+    /// What the present object in a prompt has said of itself.
     object: Described,
     /// Offset of a schema that is counted by its raw bytes.
     schema_at: Option<usize>,
@@ -167,7 +175,9 @@ enum Inner {
     Media,
     /// The name of a stored file, unless `null`.
     Stored,
-    /// Read by the model, or counted as if it were.
+    /// The same: an object in which under this key such a name may stand.
+    Reference(&'static [u8]),
+    /// The model reads what stands here; or it counts as if it did.
     Text,
     Said,
     /// Arguments of a tool call, also read by the model.
@@ -213,6 +223,7 @@ impl FactsSink {
             inner: Inner::Element,
             object_at: None,
             arguments_at: None,
+            reference: None,
             object: Described::default(),
             schema_at: None,
             metadata_name: String::new(),
@@ -377,7 +388,8 @@ impl FactsSink {
                 match name {
                     b"enable_thinking" => Inner::Thinks("enable_thinking"),
                     b"thinking" => Inner::Thinks("thinking"),
-                    _ => Inner::Other,
+                    // What a template is told may be in what it writes.
+                    _ => Inner::Schema,
                 }
             }
             TopLevelField::StreamOptions => {
@@ -420,6 +432,9 @@ impl FactsSink {
         if self.arguments_at.is_some() {
             return Inner::Text;
         }
+        if let Some((_, stored)) = self.reference {
+            return if name == stored { Inner::Stored } else { Inner::Media };
+        }
         if self.object.depth != depth {
             self.object = Described { depth, ..Described::default() };
         }
@@ -431,7 +446,15 @@ impl FactsSink {
             _ if fields::leads_to_data(name) => Inner::Data,
             _ if fields::leads_to_media(name) => {
                 self.facts.prompt.has_media = true;
-                if fields::leads_to_stored(name) { Inner::Stored } else { Inner::Media }
+                match fields::reference_in(name, self.dialect) {
+                    Some(stored) => Inner::Reference(stored),
+                    None if fields::leads_to_stored(name) => Inner::Stored,
+                    None => Inner::Media,
+                }
+            }
+            _ if fields::says_coding(name) => {
+                self.object.is_media = true;
+                Inner::Media
             }
             _ if fields::leads_to_text(name) => Inner::Text,
             _ => Inner::Said,
@@ -500,7 +523,8 @@ impl FactsSink {
 
     /// Whether the model reads a string at this position.
     fn is_text(&self) -> bool {
-        self.member.is_prompt() && !matches!(self.inner, Inner::Other | Inner::Media | Inner::Stored)
+        let is_none = matches!(self.inner, Inner::Other | Inner::Media | Inner::Stored | Inner::Reference(_));
+        self.member.is_prompt() && !is_none && self.reference.is_none()
     }
 
     /// Whether this string is a prompt or an item of a list of prompts. Strings inside objects are not.
@@ -746,7 +770,7 @@ impl FactsSink {
 
     /// Stops the block hashes, because no cache identifies media by text.
     fn media_stands(&mut self) {
-        if matches!(self.inner, Inner::Media | Inner::Stored) {
+        if matches!(self.inner, Inner::Media | Inner::Stored | Inner::Reference(_)) {
             self.prefix.chain.stop();
         }
     }
@@ -798,7 +822,7 @@ impl FactsSink {
             (TopLevelField::Tools | TopLevelField::Functions, Nest::Array) => Interest::Read,
             (member, _) if member.is_prompt() => {
                 self.object_at = (nest == Nest::Object).then_some(1);
-                (self.arguments_at, self.object) = (None, Described::default());
+                (self.arguments_at, self.reference, self.object) = (None, None, Described::default());
                 Interest::Read
             }
             _ => Interest::Skip,
@@ -821,6 +845,10 @@ impl FactsSink {
             }
             Inner::Arguments if is_text => self.arguments_at = Some(depth),
             Inner::Id => self.names_prompt(),
+            Inner::Reference(stored) if nest == Nest::Object => {
+                self.reference = Some((depth, stored));
+                return Interest::Read;
+            }
             _ => {}
         }
         if is_text && nest == Nest::Object {
@@ -893,6 +921,7 @@ impl Sink for FactsSink {
         }
         self.object_at.take_if(|at| *at == depth);
         self.arguments_at.take_if(|at| *at == depth);
+        self.reference.take_if(|(at, _)| *at == depth);
         if depth != 1 {
             if depth > 1 && self.member.is_tools() {
                 self.prefix.chain.closes(nest);

@@ -409,6 +409,15 @@ fn c97_calls_their_results_and_reasoning_sent_back_are_prompt() {
         ("/v1/chat/completions", format!(r#"{{"structured_outputs":{{"json":"{long}"}}}}"#)),
         ("/v1/responses", format!(r#"{{"text":{{"format":{{"type":"json_schema","schema":{{"title":"{long}"}}}}}}}}"#)),
         ("/v1/messages", format!(r#"{{"output_config":{{"format":{{"schema":{{"title":"{long}"}}}}}}}}"#)),
+        ("/v1/chat/completions", format!(r#"{{"chat_template":"{long}"}}"#)),
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"chat_template_kwargs":{{"enable_thinking":true,"persona":"{long}"}}}}"#),
+        ),
+        ("/v1/chat/completions", format!(r#"{{"chat_template_kwargs":{{"documents":[{{"text":"{long}"}}]}}}}"#)),
+        ("/pooling", format!(r#"{{"data":"{long}"}}"#)),
+        ("/pooling", format!(r#"{{"data":{{"text":["{long}"]}},"task":"plugin"}}"#)),
+        ("/pooling", format!(r#"{{"messages":[{{"content":"{long}"}}],"chat_template":""}}"#)),
     ] {
         let bytes = bytes(path, &body);
         assert!((400_000..400_100).contains(&bytes), "{bytes}: {path} {}", body.replace(&long, "..."));
@@ -418,6 +427,10 @@ fn c97_calls_their_results_and_reasoning_sent_back_are_prompt() {
     assert_eq!(bytes("/v1/chat/completions", schema), r#"{"a": [1, {}] }"#.len() as u64, "as it stands");
     assert_eq!(bytes("/v1/chat/completions", r#"{"response_format":{"type":"json_object"},"grammar":null}"#), 0);
     assert_eq!(bytes("/v1/chat/completions", r#"{"grammar":"a\n","guided_choice":["a"]}"#), 5 + 5);
+    let switches = r#"{"chat_template_kwargs":{"enable_thinking":false,"thinking":null,"x":true,"n":12,"s":"ab"}}"#;
+    assert_eq!(bytes("/v1/chat/completions", switches), 2 + 4, "switches are none of it");
+    assert_eq!(bytes("/v1/chat/completions", r#"{"chat_template":null,"chat_template_kwargs":null}"#), 0);
+    assert_eq!(bytes("/v1/completions", r#"{"data":"not read there"}"#), 0);
 }
 
 #[test]
@@ -442,6 +455,13 @@ fn media_do_not_count_however_deep_they_stand() {
         ),
         ("/v1/chat/completions", format!(r#"{{"messages":[{{"content":[{{"type":"image","data":"{long}"}}]}}]}}"#)),
         ("/v1/chat/completions", format!(r#"{{"messages":[{{"audio":{{"data":"{long}"}}}}]}}"#)),
+        (
+            "/v1/chat/completions",
+            format!(
+                r#"{{"messages":[{{"content":[{{"file":{{"x":["{long}",{{"text":"{long}"}}],"file_data":"{long}"}}}}]}}]}}"#
+            ),
+        ),
+        ("/pooling", format!(r#"{{"data":{{"data":"{long}","data_format":"b64_json","image_format":"tiff"}}}}"#)),
         ("/v1/responses", format!(r#"{{"input":[{{"type":"input_file","file_data":"{long}"}}]}}"#)),
         ("/v1/responses", format!(r#"{{"input":[{{"result":"{long}","type":"image_generation_call"}}]}}"#)),
         (
@@ -482,6 +502,22 @@ fn c86_what_an_engine_stored_is_seen() {
         assert_eq!(names("/v1/responses", body), expected, "{body}");
     }
     assert!(!names("/v1/chat/completions", r#"{"previous_response_id":"x"}"#), "nothing is stored there");
+    let part = |part: &str| names("/v1/chat/completions", &format!(r#"{{"messages":[{{"content":[{part}]}}]}}"#));
+    for (content, expected) in [
+        (r#"{"type":"file","file":{"file_id":"file_x"}}"#, true),
+        (r#"{"file":{"filename":"a","x":{"y":[1]},"fil\u0065_id":"file_x"},"type":"file"}"#, true),
+        (r#"{"type":"image_file","image_file":{"file_id":"file_x"}}"#, true),
+        (r#"{"type":"file","file":{"file_data":"x","filename":"file_id"}}"#, false),
+        (r#"{"type":"file","file":{"file_id":null}}"#, false),
+        (r#"{"type":"file","file":["file_id"]}"#, false),
+        (r#"{"type":"text","text":"file_id"},{"file_id":7}"#, false),
+        (r#"{"type":"input_audio","input_audio":{"id":"x"}}"#, false),
+    ] {
+        assert_eq!(part(content), expected, "{content}");
+    }
+    let said = r#"{"messages":[{"role":"assistant","audio":{"id":"audio_x"}},{"content":"after it text counts"}]}"#;
+    let facts = chat(said).unwrap();
+    assert!(facts.names_stored && facts.prompt.bytes == "after it text counts".len() as u64);
     let source = r#"{"messages":[{"content":[{"type":"document","source":{"type":"file","file_id":"file_x"}}]}]}"#;
     assert!(names("/v1/messages", source));
 }
@@ -810,7 +846,10 @@ fn by_serde(body: &Map<String, Value>, dialect: Dialect) -> Result<Reading, ()> 
     let has_items = |name: &str| get(name).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
     let raw_tools: usize = ["tools", "functions"].into_iter().filter_map(get).map(raw_length).sum();
     let mut size = (raw_tools as u64, 0);
-    for root in ["messages", "content", "system", "instructions", "prompt", "input"] {
+    let told = get("chat_template_kwargs").and_then(Value::as_object).into_iter().flatten();
+    let told = told.filter(|(name, value)| !name.ends_with("thinking") && !value.is_boolean() && !value.is_null());
+    size.0 += told.map(|(_, value)| value.to_string().len() as u64).sum::<u64>();
+    for root in ["messages", "content", "system", "instructions", "prompt", "input", "chat_template"] {
         let spot = Spot { ids: matches!(root, "prompt" | "input"), ..Spot::default() };
         get(root).into_iter().for_each(|value| measure(value, spot, &mut size));
     }
@@ -976,7 +1015,7 @@ fn effort() -> impl Strategy<Value = Value> {
     proptest::sample::select([&words[..], &[Value::Null]].concat())
 }
 
-const NAMES: [&str; 30] = [
+const NAMES: [&str; 31] = [
     "model",
     "stream",
     "stream_options",
@@ -993,6 +1032,7 @@ const NAMES: [&str; 30] = [
     "reasoning_effort",
     "reasoning",
     "thinking",
+    "chat_template",
     "chat_template_kwargs",
     "tools",
     "functions",

@@ -99,3 +99,11 @@ pub struct PieceInfo {
     /// Which part of an event it is.
     pub part: PiecePart,
 }
+
+impl PieceInfo {
+    /// The code by which it says that the engine refuses the key that it saw.
+    #[must_use]
+    pub fn refused_key(&self) -> Option<u16> {
+        self.error.filter(|error| error.refuses_key()).map(|error| error.code)
+    }
+}

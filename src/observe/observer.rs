@@ -497,7 +497,8 @@ impl EventReader {
 
     fn read(&mut self, event: &[u8], at: Tick) -> Option<PieceInfo> {
         let fields = EventFields::of(event);
-        if let Some(sight) = fields.error.and_then(|error| self.failure_in(error)) {
+        let is_alone = fields.data.is_none();
+        if let Some(sight) = fields.error.and_then(|error| self.failure_in(error, is_alone)) {
             return Some(self.tally.event(&sight, at));
         }
         let named = EventKind::of(fields.event);
@@ -534,11 +535,12 @@ impl EventReader {
         Some(note)
     }
 
-    /// The error in an event's `error` field, if it is a non-empty object.
-    fn failure_in(&self, error: &[u8]) -> Option<ParsedEvent> {
+    /// What the field `error` of an event says, if it is an object that says something, or stands alone.
+    fn failure_in(&self, error: &[u8], is_alone: bool) -> Option<ParsedEvent> {
         let mut reading = EventParser::of_error(self.tally.dialect());
-        let sight = is_read(error, &mut reading).then(|| reading.sight())?;
-        sight.filter(|sight| sight.has_error)
+        let mut sight = is_read(error, &mut reading).then(|| reading.sight())??;
+        sight.has_error |= is_alone;
+        sight.has_error.then_some(sight)
     }
 
     /// Adds a template of this event, if only its text makes it a token event.

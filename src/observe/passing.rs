@@ -197,7 +197,8 @@ impl OversizedEvent {
     pub(super) fn finish(mut self) -> OversizedEventEnd {
         self.line_ended();
         let error = self.error.and_then(|error| error.finish());
-        if let Some(sight) = error.filter(|sight| sight.has_error) {
+        if let Some(mut sight) = error.filter(|sight| sight.has_error || !self.has_data) {
+            sight.has_error = true;
             return OversizedEventEnd::Said(Box::new(sight));
         }
         if self.start == DONE {

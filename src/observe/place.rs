@@ -122,8 +122,9 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: JsonPath, key: &[u
         // In a whole response body it has another meaning.
         (Root, b"status") if !is_body || dialect != Dialect::Responses => Word(self::StringField::TopStatus),
         (Root, b"error_code") if dialect.generates() => Word(self::StringField::FlatCode),
-        (Root, b"detail") if dialect.generates() => Flat,
+        (Root, b"detail" | b"errors" | b"exception") if dialect.generates() => Flat,
         (Root, b"message") if dialect.generates() && dialect != Dialect::Messages => FlatText,
+        (Root, b"error_message" | b"error_msg") if dialect.generates() => FlatText,
         (Root, _) => match dialect {
             Dialect::Chat | Dialect::Completions => {
                 if key == b"choices" {

@@ -16,7 +16,10 @@ use super::sight::{Channel, EventKind, ParsedChoice, ParsedEvent, Reason, Status
 /// Deepest container that is examined.
 const DEPTH: usize = 10;
 
-/// Longer words are kept out of shared templates.
+/// So many choices of one object are read: more than any request may ask for.
+const MOST_CHOICES: usize = 4096;
+
+/// Words that are longer than this stay in no mould that other answers see.
 const LONGEST_WORD: usize = 48;
 
 /// A short text; a longer one is none of the known words.
@@ -189,8 +192,10 @@ impl EventParser {
     /// Records a value whose presence alone matters.
     fn met(&mut self, place: JsonPath, around_depth: usize) {
         let around = around_depth.checked_sub(1).and_then(|depth| self.places.get(depth));
-        if let (JsonPath::Errors, Some(JsonPath::Errors)) = (place, around) {
-            self.sight.has_error = true;
+        match (place, around) {
+            (JsonPath::Errors, Some(JsonPath::Errors)) => self.sight.has_error = true,
+            (JsonPath::Error, Some(JsonPath::Root)) => self.sight.has_error_member = true,
+            _ => {}
         }
     }
 
@@ -399,6 +404,7 @@ impl Sink for EventParser {
             return Interest::Skip;
         }
         match (place, nest) {
+            (JsonPath::Choice, Nest::Object) if self.sight.choices.len() >= MOST_CHOICES => place = JsonPath::Nowhere,
             (JsonPath::Choice, Nest::Object) => {
                 let index = self.sight.choices.len() as u64;
                 self.sight.choices.push(ParsedChoice { index, ..ParsedChoice::default() });

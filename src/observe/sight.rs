@@ -156,9 +156,11 @@ pub(super) struct ParsedEvent {
     pub(super) is_error_object: bool,
     /// `code` and `type` at the top level.
     pub(super) top: Codes,
-    /// Whether the top level reports an error (`detail`, `message`, `error_code`).
+    /// The top level says what went wrong (`detail`, `message`, `error_code` and the like).
     pub(super) says_flatly: bool,
-    /// Number of members that only a dialect's objects have (`choices`, `usage`, `delta`).
+    /// It has an `error` other than `null`, which may be empty.
+    pub(super) has_error_member: bool,
+    /// How many members it has that only objects of a dialect have (`choices`, `usage`, `delta`).
     pub(super) of_dialect: u8,
     /// Whether its `type` names an error.
     pub(super) has_error_type: bool,
@@ -192,11 +194,12 @@ impl ParsedEvent {
         self.names_tool || self.kind == EventKind::LumpDelta || choices.iter().any(|choice| choice.lump)
     }
 
-    /// Whether it is an error without an `error` object, as frameworks and proxies write them. If a `type` is
-    /// given, it or a code must name an error.
+    /// An error without an `error` around it, as frameworks and proxies write them, or with one that
+    /// is empty. Where a `type` says what it is, that or a code must be an error's.
     pub(super) fn is_flat_error(&self) -> bool {
         let is_typed = !matches!(self.kind, EventKind::Unnamed);
-        self.says_flatly && self.of_dialect == 0 && (!is_typed || self.has_error_type || self.top.has_number())
+        let is_told = self.says_flatly || self.has_error_member;
+        is_told && self.of_dialect == 0 && (!is_typed || self.has_error_type || self.top.has_number())
     }
 
     /// Token counts of a response that does not generate, if any.

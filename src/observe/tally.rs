@@ -17,7 +17,10 @@ use super::usage::{UsageCounts, UsageTotals};
 /// token, which comes with the finish reason.
 const UNSEEN: f64 = 2.0;
 
-/// Progress of one choice.
+/// So many choices are told apart where fewer were asked for.
+const UNASKED_CHOICES: usize = 16;
+
+/// One choice as seen so far.
 #[derive(Clone, Debug, Default)]
 struct ChoiceProgress {
     index: u64,
@@ -230,10 +233,15 @@ impl TimelineBuilder {
         }
     }
 
-    /// Position of the choice with this index; a new choice undoes the finish.
+    /// Where the choice of this index stands; a new one undoes the finish. Choices take memory: of
+    /// more than can be expected the rest are one with the last.
     fn slot(&mut self, index: u64) -> usize {
         match self.choices.binary_search_by_key(&index, |choice| choice.index) {
             Ok(slot) => slot,
+            Err(_) if self.has_all_choices() => {
+                self.finish = None;
+                self.choices.len() - 1
+            }
             Err(slot) => {
                 self.finish = None;
                 let echoed = self.prompt_of(index).map(|_| 0);
@@ -247,6 +255,11 @@ impl TimelineBuilder {
                 slot
             }
         }
+    }
+
+    fn has_all_choices(&self) -> bool {
+        let expected = usize::try_from(self.expect.choices).unwrap_or(usize::MAX);
+        self.choices.len() >= expected.max(UNASKED_CHOICES)
     }
 
     /// The prompt that a choice may echo.

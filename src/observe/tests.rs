@@ -368,7 +368,28 @@ fn an_error_that_says_nothing_is_none() {
         Seen::new(Expect::stream(Dialect::Responses, Tick::ZERO)).data(1, &data).observer.error()
     };
     assert!(response("{}").is_none() && response("\"\"").is_none() && response("\"x\"").is_some());
-    // An event named as an error is one, whatever its content.
+    // So is one that stands where nothing of a dialect does: the engine meant something by it.
+    let half = |event: &str| {
+        let events = [(10, R), (20, &t("a")), (30, event), (40, D)];
+        let seen = Seen::new(chat()).all(&events).clean(50);
+        (seen.error, seen.finish)
+    };
+    let failed = (Some(InBandError { code: 500, after_first_token: true }), None);
+    for nothing in ["\"\"", "false", "{}", "[]", "0"] {
+        assert_eq!(half(&format!("{{\"error\":{nothing}}}")), failed, "{nothing}");
+        assert_eq!(half(&format!("{{\"id\":\"c1\",\"error\":{nothing},\"choices\":null}}")), failed, "{nothing}");
+        assert_eq!(
+            json(not_streamed(Dialect::Chat), &format!("{{\"error\":{nothing}}}")).error.map(|e| e.code),
+            Some(500)
+        );
+    }
+    assert_eq!(half(r#"{"error":null}"#).0, None);
+    assert_eq!(half(r#"{"type":"note","error":false}"#).0, None, "a type says what it is");
+    let lines = |lines: &str| Seen::new(chat()).raw(1, lines.as_bytes()).observer.error().map(|error| error.code);
+    assert_eq!(lines("error: {}\n\n"), Some(500));
+    assert_eq!((lines("error: null\n\n"), lines("error: \n\n")), (None, None));
+    assert_eq!(lines(&format!("error: {{}}\ndata: {}\n\n", t("a"))), None, "beside a token it says nothing");
+    // What is called an error is one, whatever it says.
     let named = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).data(1, r#"{"type":"error","error":{}}"#);
     assert_eq!(named.observer.error().map(|error| error.code), Some(500));
 }
@@ -738,6 +759,14 @@ fn c76_an_error_without_an_error_around_it() {
             (r#"{"error_code":429}"#, Some(429)),
             (r#"{"error_code":"rate_limit_exceeded","choices":null}"#, Some(429)),
             (r#"{"message":"m","id":"c1","object":"x","usage":null}"#, Some(500)),
+            (r#"{"errors":[{"message":"m"}]}"#, Some(500)),
+            (r#"{"errors":{"model":["m"]},"status":422,"title":"t"}"#, Some(422)),
+            (r#"{"exception":"RuntimeError: CUDA"}"#, Some(500)),
+            (r#"{"error_message":"m","code":"503"}"#, Some(503)),
+            (r#"{"error_msg":"m","error_code":17}"#, Some(500)),
+            (r#"{"timestamp":1,"status":503,"error":"","path":"/v1"}"#, Some(503)),
+            (r#"{"errors":[],"exception":null,"error_message":""}"#, None),
+            (r#"{"errors":[{"message":"m"}],"choices":[]}"#, None),
             (r#"{"message":""}"#, None),
             (r#"{"detail":null,"message":null,"error_code":null}"#, None),
             (r#"{"detail":[],"error_code":0}"#, None),
@@ -754,7 +783,7 @@ fn c76_an_error_without_an_error_around_it() {
     }
     let named = "event: message_start\ndata: {\"message\":\"m\"}\n\n";
     assert_eq!(Seen::new(Expect::stream(Messages, Tick::ZERO)).raw(1, named.as_bytes()).observer.error(), None);
-    let plain = Seen::new(Expect::stream(Dialect::Plain, Tick::ZERO)).data(1, r#"{"message":"m"}"#);
+    let plain = Seen::new(Expect::stream(Dialect::Plain, Tick::ZERO)).data(1, r#"{"message":"m","errors":["m"]}"#);
     assert_eq!(plain.observer.error(), None, "what such paths answer is theirs");
 
     let half = [(10, R), (20, &t("a")), (30, &t("b")), (40, r#"{"detail":"Internal Server Error"}"#), (50, D)];
@@ -1706,4 +1735,27 @@ fn a_long_event_says_what_it_would_say_if_it_were_short() {
             assert_eq!(found, wanted, "case {number} by {size}");
         }
     }
+}
+
+#[test]
+fn choices_that_were_not_asked_for_take_no_more_memory_however_many_there_are() {
+    let mut seen = Seen::new(chat());
+    let mut heap = 0;
+    for index in 0..20_000 {
+        seen = seen.data(index, &of_choice(index, r#"{"content":"x"}"#, "null"));
+        if index == 100 {
+            heap = seen.observer.heap();
+        }
+    }
+    assert_eq!(seen.observer.heap(), heap);
+    let timeline = seen.all(&[(20_000, &f("stop"))]).clean(20_001);
+    assert_eq!((timeline.choices.len(), timeline.token_events, timeline.finish), (16, 20_000, None));
+    // As many as were asked for are told apart, and in one event, too.
+    let asked = Expect { choices: 300, ..chat() };
+    let one = |index: u64| format!(r#"{{"index":{index},"delta":{{"content":"x"}},"finish_reason":"stop"}}"#);
+    let all = |count: u64| format!(r#"{{"choices":[{}]}}"#, (0..count).map(one).collect::<Vec<_>>().join(","));
+    let timeline = Seen::new(asked.clone()).data(1, &all(300)).clean(2);
+    assert_eq!((timeline.choices.len(), timeline.finish), (300, at(1)));
+    let timeline = Seen::new(asked).data(1, &all(30_000)).clean(2);
+    assert_eq!((timeline.choices.len(), timeline.token_events), (300, 4096));
 }

@@ -140,7 +140,15 @@ pub struct InBandError {
     pub after_first_token: bool,
 }
 
-/// Progress at the moment when a client stopped reading.
+impl InBandError {
+    /// Whether the engine refuses the key that it saw.
+    #[must_use]
+    pub const fn refuses_key(self) -> bool {
+        matches!(self.code, 401 | 403)
+    }
+}
+
+/// The moment from which on a client's refusal of bytes is what is measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientLimited {
     /// Start of the stretch of not reading that lasted too long. Later silence is the client's doing.

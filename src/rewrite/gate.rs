@@ -7,11 +7,12 @@
 //! on their last content or finish event), because clients ignore a member that they do not know, and
 //! removing it would edit an event that carries text. An event with an error is never removed.
 //!
-//! Engines asked for a usage event move fields of their last event there: vLLM `system_fingerprint`,
-//! llama.cpp `timings`; Dynamo and transformers move none. So if the usage event is hidden, an event in
-//! which a choice finishes waits for the next one (a few milliseconds at most, a limit kept by
-//! `forward`) and gets the members that only the hidden event has, appended where those engines write
-//! them.
+//! What travels with the usage event stays: engines that are asked for it move fields of their last
+//! event there. vLLM does so with `system_fingerprint`, llama.cpp with `timings`; Dynamo and
+//! transformers move none. So where the usage event is hidden, an event in which a choice finishes
+//! waits for the next one (for how long `forward` keeps: a few milliseconds, longer where the engine
+//! is known to move fields), and gets back what only the hidden event has, behind its own members,
+//! where those engines write it.
 //!
 //! An event longer than [`HELD`](crate::observe::sse::HELD) is passed on before its end is known. Its
 //! `usage` member is still removed while it passes, although an error may follow, which cannot be known
@@ -34,6 +35,8 @@ pub struct EventGate {
     finish: Option<Bytes>,
     /// The last piece was hidden; line ends after it belong to it.
     has_hidden: bool,
+    /// The engine has moved members to the event that was hidden.
+    has_moved: bool,
 }
 
 impl EventGate {
@@ -42,7 +45,7 @@ impl EventGate {
     /// injected).
     #[must_use]
     pub const fn new(hide_usage: bool, strip_continuous: bool) -> Self {
-        EventGate { hide_usage, strip_continuous, long: None, finish: None, has_hidden: false }
+        EventGate { hide_usage, strip_continuous, long: None, finish: None, has_hidden: false, has_moved: false }
     }
 
     /// Passes on what may pass of this piece and of a held event.
@@ -73,7 +76,13 @@ impl EventGate {
         self.finish.is_some()
     }
 
-    /// Releases the held event after its time limit.
+    /// Whether members of a hidden event were put back.
+    #[must_use]
+    pub const fn has_moved(&self) -> bool {
+        self.has_moved
+    }
+
+    /// The event that waits has waited for long enough.
     pub fn let_finish_go(&mut self) -> Option<Bytes> {
         self.finish.take()
     }
@@ -100,7 +109,10 @@ impl EventGate {
             self.finish = Some([finish, bytes].concat().into());
         } else if self.hides(note) {
             self.has_hidden = true;
-            out(with_members_of(finish, &bytes));
+            let length = finish.len();
+            let whole = with_members_of(finish, &bytes);
+            self.has_moved |= whole.len() > length;
+            out(whole);
         } else {
             out(finish);
             self.pass(bytes, note, out);

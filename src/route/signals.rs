@@ -5,7 +5,7 @@
 //! known.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub struct Signals {
     waiting: Mutex<Slots>,
     /// When its rejection of the pool's key was last logged, in nanoseconds plus one.
     key_refusal_told: AtomicU64,
+    /// Its usage event has had members that stand on the finish event where nobody asks for usage.
+    moves_members: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -66,7 +68,18 @@ impl Signals {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether its rejection of the pool's key should be logged now.
+    /// It has moved members from its finish event to its usage event.
+    pub fn has_moved_members(&self) {
+        self.moves_members.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has ever done so.
+    #[must_use]
+    pub fn moves_members(&self) -> bool {
+        self.moves_members.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is time to say that it refuses the pool's key.
     #[must_use]
     pub fn is_to_tell_of_key(&self, at: Tick) -> bool {
         let now = at.as_nanos().saturating_add(1);

@@ -603,3 +603,51 @@ proptest! {
         });
     }
 }
+
+/// A form whose sound nobody here can count costs what such forms have cost, where no usage is told.
+#[tokio::test(start_paused = true)]
+async fn c97_a_form_that_is_left_early_pays_for_its_sound_as_others_did() {
+    let form = |sound: usize| {
+        let part = |name: &str, value: &str| {
+            format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+        };
+        let file = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n";
+        format!("{}{file}{}\r\n--b--\r\n", part("model", "m1"), "s".repeat(sound))
+    };
+    let ask = |sound| {
+        Ask::of(Method::POST, "/v1/audio/transcriptions")
+            .header("content-type", "multipart/form-data; boundary=b")
+            .header("authorization", "Bearer sk-acme")
+            .with_body(form(sound))
+    };
+    let told =
+        Script::json(200, json!({"text": "hi", "usage": {"prompt_tokens": 1500, "completion_tokens": 40}}).to_string());
+    let untold = Script::answer(200, &[("content-type", "text/plain")], "hi");
+    let broken = Script::json(500, "{}");
+    let yaml = limited(LIMITS).class("timeouts: {total: 2s, response_head: 2s}");
+    let house = House::new(&yaml);
+    let scripts =
+        vec![untold.clone(), told, untold, Script::new().silence(), Script::new().silence(), broken.clone(), broken];
+    house.engine("e1", scripts);
+    let mut before = 0;
+    for (how, sound, cost) in [
+        ("nothing is known of forms", 100_000, 0),
+        ("the engine tells", 100_000, 1540),
+        ("it does not", 50_000, 752),
+        ("the client leaves", 50_000, 752),
+        ("a time limit", 25_000, 378),
+        ("the engine fails", 25_000, 0),
+    ] {
+        let asked = house.send(ask(sound));
+        match how {
+            "the client leaves" => drop(tokio::time::timeout(ms(500), asked).await.map(|_| panic!("it is silent"))),
+            _ => drop(asked.await.whole().await),
+        }
+        house.sleep(ms(10)).await;
+        let all = spent(&house).0;
+        assert!((all - before).abs_diff(cost) <= 3, "{how}: {} {cost}", all - before);
+        before = all;
+    }
+    house.lines(6).await;
+    house.end().await;
+}

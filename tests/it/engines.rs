@@ -520,6 +520,119 @@ async fn c109_an_engine_that_refuses_the_pools_key_is_our_502() {
     }
 }
 
+/// C109, where the engine says it in a body of 200 that is no stream, in one piece or several.
+#[tokio::test(start_paused = true)]
+async fn c109_a_refused_key_inside_a_whole_answer_is_our_502_too() {
+    let bodies = [
+        json!({"error": {"message": "in its own words", "code": 401}}),
+        json!({"error": {"message": "in its own words", "type": "permission_error", "code": null}}),
+        json!({"object": "error", "message": "in its own words", "code": 401}),
+        json!({"message": "in its own words", "status": 403}),
+    ];
+    let json_type: &[(&str, &str)] = &[("content-type", "application/json")];
+    for body in bodies {
+        let text = body.to_string();
+        let split = |script: Script, size| {
+            text.as_bytes().chunks(size).fold(script, |script, piece| script.put(piece.to_vec()))
+        };
+        let known_length =
+            format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", text.len());
+        let (front, back) = text.split_at(9);
+        let scripts = [
+            Script::json(200, text.clone()),
+            split(Script::new().open_with(200, json_type), 1).end(),
+            split(Script::new().open_until_close(200, json_type), 7).close(),
+            Script::new().write(known_length + front).at(50).write(back.to_owned()),
+        ];
+        for (script, asked) in scripts.iter().flat_map(|script| [(script, unary()), (script, stream())]) {
+            let (house, _engine) = House::playing(script.clone());
+            let answer = house.chat(asked).await.whole().await;
+            assert_eq!(
+                (answer.status.as_u16(), answer.header("x-goodput-reason")),
+                (502, Some("engine_key_refused")),
+                "{body}"
+            );
+            assert!(!answer.text().contains("own words"));
+            let line = house.line().await;
+            assert_eq!((line.verdict(), line.number("attempts")), ("missed(upstream_error)".into(), Some(1.0)));
+            assert_eq!(house.states("a"), ["up"]);
+            house.end().await;
+        }
+    }
+    // An answer that only looks like one at first is whole, and an error of another kind is the engine's to tell.
+    for (body, verdict) in [
+        (json!({"code": 7, "choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}]}), "met"),
+        (json!({"error": {"message": "in its own words", "code": 400}}), "excluded(invalid_request)"),
+    ] {
+        let text = body.to_string();
+        let (front, back) = text.split_at(5);
+        let script = Script::new().open_with(200, json_type).put(front.to_owned()).at(50).put(back.to_owned()).end();
+        let (house, _engine) = House::playing(script);
+        let answer = house.chat(unary()).await.whole().await;
+        assert_eq!((answer.text(), house.line().await.verdict().as_str()), (text, verdict));
+        house.end().await;
+    }
+    // One that keeps the connection awake by white space is not held back.
+    let body = json!({"choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}]}).to_string();
+    let script = Script::new().open_with(200, json_type).at(10).put(" ").at(900).put(body).end();
+    let (house, _engine) = House::playing_with(&Yaml::default().promise(&[("e2e_seconds", 5.0)]), script);
+    let answer = house.chat(unary()).await.whole().await;
+    assert_eq!((answer.at, answer.moments()), (at(10), vec![10, 900]));
+    house.line().await;
+    house.end().await;
+}
+
+/// C109, where the client has a head of the gateway's own, or text, before the engine says it.
+#[tokio::test(start_paused = true)]
+async fn c109_a_refused_key_behind_a_head_is_an_event_of_ours() {
+    let told = json!({"error": {"message": "in its own words", "code": 401}}).to_string();
+    let late = |script: Script| script.at(700);
+    let scripts = [
+        ("a status", late(Script::new()).reply(401, &[("content-type", "application/json")], told.clone())),
+        ("a status", late(Script::new()).reply(403, &[], "")),
+        ("an event", late(Script::stream()).say(&told).say(d()).end()),
+        ("an event behind its head", late(Script::new()).open().say(r()).say(&told).end()),
+        ("a tail", late(Script::stream()).say(r()).put(format!("data: {told}")).end()),
+        ("an event of its own name", late(Script::stream()).put(format!("event: error\ndata: {told}\n\n")).silence()),
+    ];
+    for ((how, script), dialect) in scripts.iter().flat_map(|script| [(script, CHAT), (script, "/v1/messages")]) {
+        let yaml = Yaml::default().class("hold_head: 100ms").class("keepalive_seconds: 0.2");
+        let (house, _engine) = House::playing_with(&yaml, script.clone());
+        let mut body = stream();
+        body["max_tokens"] = json!(9);
+        let answer = house.post(dialect, body).await.whole().await;
+        assert_eq!(answer.status, 200, "{how}");
+        let last = answer.events().pop().unwrap();
+        assert!(last.contains("Your key is not the problem"), "{how}: {last}");
+        assert!(!answer.text().contains("own words"), "{how}: {}", answer.text());
+        let line = house.line().await;
+        assert_eq!(
+            (line.verdict(), line.text("refusal")),
+            ("missed(upstream_error)".into(), "engine_key_refused"),
+            "{how}"
+        );
+        assert_eq!((line.tokens().1, house.states("a")), (None, vec!["up"]), "{how}");
+        house.end().await;
+    }
+    // Behind text what has come is out, and is charged.
+    let script = Script::stream().at(10).say(t("a")).say(t("b")).say(&told).say(d()).end();
+    let (house, _engine) = House::playing(script);
+    let answer = house.chat(stream()).await.whole().await;
+    let events = answer.events();
+    assert_eq!(events[..2], [t("a"), t("b")]);
+    assert!(events.len() == 3 && events[2].contains("Your key is not the problem"), "{events:?}");
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.tokens().1), ("missed(upstream_error)".into(), Some(2)));
+    house.end().await;
+    // Of its own key a client reads what the engine says.
+    let script = Script::stream().at(10).say(t("a")).say(&told).say(d()).end();
+    let (house, _engine) = House::playing_with(&Yaml::default().engine("forward_authorization: true"), script);
+    let answer = house.send(Ask::post(CHAT, stream()).header("authorization", "Bearer sk-own")).await.whole().await;
+    assert!(answer.text().contains("own words"));
+    house.line().await;
+    house.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_client_whose_credential_is_awaited_reads_the_engines_own_answer() {
     for key in [None, Some("Bearer sk-own")] {

@@ -316,3 +316,25 @@ async fn c105_the_finish_event_waits_for_a_few_milliseconds_and_no_longer() {
     assert_eq!(house.line().await.verdict(), "met");
     house.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn c105_of_an_engine_that_moves_fields_the_usage_event_is_waited_for() {
+    let whole = |usage_after: u64| of_vllm(&json!({"stream_options": {"include_usage": true}}), usage_after);
+    let without_usage = Script::stream().at(100).say(t("a")).at(130).say(f("stop")).at(5000).say(d()).end();
+    let house = House::new(&Yaml::default());
+    house.engine("e1", vec![whole(400), whole(0), whole(400), whole(999), without_usage]);
+    let ask = async || {
+        let began = house.clock.now();
+        let answer = house.chat(stream()).await.whole().await;
+        let has_it = answer.text().contains("system_fingerprint");
+        let moments = answer.moments().into_iter().map(|moment| moment - millis(began)).collect::<Vec<_>>();
+        (has_it, moments)
+    };
+    assert_eq!(ask().await, (false, vec![100, 120, 140, 530]), "nothing is known of it yet");
+    assert_eq!(ask().await, (true, vec![100, 120, 130]));
+    assert_eq!(ask().await, (true, vec![100, 120, 530]));
+    assert_eq!(ask().await, (true, vec![100, 120, 1129]));
+    assert_eq!(ask().await, (false, vec![100, 1130]), "no longer than the answer");
+    house.lines(5).await;
+    house.end().await;
+}

@@ -94,10 +94,10 @@ impl Checker<'_> {
     }
 
     fn limits(&mut self, root: &Root, raw: &raw::Limits) -> Limits {
-        let mut limits = Limits { whole: self.allowance(&of_all(raw)), models: BTreeMap::new() };
+        let mut limits = Limits { whole: self.allowance(&raw.limit_keys()), models: BTreeMap::new() };
         for (name, allowance) in raw.models.iter().flat_map(|models| &models.0) {
             self.limited_model(root, name);
-            let of_model = self.allowance(&of_model(allowance));
+            let of_model = self.allowance(&allowance.limit_keys());
             self.limits_something(allowance);
             limits.models.insert(Arc::from(name.value.as_str()), of_model);
         }
@@ -105,8 +105,8 @@ impl Checker<'_> {
         limits
     }
 
-    /// Integers only, because a rate of zero would never admit anything.
-    fn allowance(&mut self, raw: &Keys<'_>) -> Allowance {
+    /// Whole numbers only: a rate of nothing would never let anything pass.
+    fn allowance(&mut self, raw: &raw::LimitKeys<'_>) -> Allowance {
         let concurrent = raw.concurrent.as_ref().map(|at| self.count(Some(at), 1, 1..=Rate::MOST));
         Allowance {
             tokens: self.rate("tokens", &raw.tokens),
@@ -229,33 +229,4 @@ impl Checker<'_> {
             self.known(Some(at), &names);
         }
     }
-}
-
-/// The keys of limits for a tenant or one of its models: per minute, burst.
-struct Keys<'r> {
-    tokens: [&'r Option<Located<u64>>; 2],
-    input_tokens: [&'r Option<Located<u64>>; 2],
-    output_tokens: [&'r Option<Located<u64>>; 2],
-    requests: [&'r Option<Located<u64>>; 2],
-    concurrent: &'r Option<Located<u64>>,
-}
-
-macro_rules! keys {
-    ($raw:expr) => {
-        Keys {
-            tokens: [&$raw.tokens_per_minute, &$raw.tokens_burst],
-            input_tokens: [&$raw.input_tokens_per_minute, &$raw.input_tokens_burst],
-            output_tokens: [&$raw.output_tokens_per_minute, &$raw.output_tokens_burst],
-            requests: [&$raw.requests_per_minute, &$raw.requests_burst],
-            concurrent: &$raw.concurrent_requests,
-        }
-    };
-}
-
-fn of_all(raw: &raw::Limits) -> Keys<'_> {
-    keys!(raw)
-}
-
-fn of_model(raw: &raw::Allowance) -> Keys<'_> {
-    keys!(raw)
 }
