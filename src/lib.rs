@@ -40,6 +40,7 @@
 //! | 4 story | [`gateway`] | The life of one request, told once. | [`gateway::Gateway`] |
 //! | | [`admin`] | The operators' port. | [`admin::router`] |
 //! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo, a whole fleet in virtual time. | [`lab::engine::SimEngine`], [`lab::fleet`] |
+//! | | [`load`] | Load on a service, open loop, and judged. | [`load::run`](load::run()), [`load::LoadRecord`] |
 //! | | [`cli`] | The commands. | [`cli::run`] |
 //!
 //! A room knows what lies below it, and the shell rooms do not know each other. Pure rooms know
@@ -141,6 +142,7 @@ pub mod inspect;
 pub mod json;
 pub mod judge;
 pub mod lab;
+pub mod load;
 mod locks;
 pub mod observe;
 pub mod record;

@@ -120,7 +120,7 @@ fn layer(room: &str) -> Option<u8> {
         "config" | "dial" => 2,
         "accept" | "admit" | "admit::desk" | "admit::shared" | "route::probe" | "forward" | "record" => 3,
         "gateway" | "admin" => 4,
-        "lab" | "cli" => 5,
+        "lab" | "load" | "cli" => 5,
         _ => return None,
     })
 }
@@ -155,7 +155,7 @@ fn may_know(from: &str, to: &str) -> bool {
         2 => theirs <= 1,
         3 => theirs <= 1 || to == "dial",
         4 => theirs <= 3,
-        _ => from == "cli" || theirs <= 1,
+        _ => from == "cli" || theirs <= 1 || (from == "load" && to == "dial"),
     }
 }
 

@@ -1,0 +1,18 @@
+//! Load on a service, open loop, and what it makes of it.
+//!
+//! [`run()`] sends [`PlannedRequest`]s at their scheduled times to a [`LoadTarget`] and gives one
+//! [`LoadRecord`] for each, judged by [`crate::observe`] and [`crate::judge`] as the gateway judges. Every
+//! clock starts at the scheduled time: no response can slow the schedule down, and a client that is
+//! late makes the service look worse, never better. How late it was stands in the record.
+
+mod connections;
+mod exchange;
+mod plan;
+mod record;
+mod run;
+#[cfg(test)]
+mod tests;
+
+pub use plan::{LoadClass, LoadTarget, PlannedRequest};
+pub use record::LoadRecord;
+pub use run::{LoadEvent, RunControl, RunEnd, RunLimits, run};
