@@ -97,6 +97,7 @@ const ROOMS_IN_FOLDERS: &[(&str, &str)] = &[
     ("admit::shared", "settings"),
     ("forward", "settings"),
     ("record", "burn"),
+    ("record", "journal"),
     ("record", "settings"),
     ("route", "probe"),
 ];
@@ -116,6 +117,7 @@ fn layer(room: &str) -> Option<u8> {
         "units" | "clock" | "json" | "framing" | "locks" => 0,
         "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" | "capacity" => 1,
         "admit::levels" | "admit::limit" | "admit::overload" | "admit::queue" | "admit::spill" | "record::burn" => 1,
+        "record::journal" => 1,
         "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,
         "config" | "dial" => 2,
         "accept" | "admit" | "admit::desk" | "admit::shared" | "route::probe" | "forward" | "record" => 3,

@@ -17,6 +17,7 @@ use std::process::{Command, Output, Stdio};
 
 use goodput::clock::Clock;
 use goodput::config;
+use goodput::record::journal::{HashKey, JournalHeader, JournalLine};
 use goodput::record::{EngineReport, Format, Recorder};
 use goodput::units::{EngineId, PoolId};
 use running::{Running, ask, attempt, get, until};
@@ -518,6 +519,50 @@ fn access_lines_have_the_documented_fields(gateway: &Running) {
 }
 
 #[test]
+fn every_field_of_the_journal_is_explained() {
+    let text = |text: &str| Some(text.to_owned());
+    let line = JournalLine {
+        arrival_unix_ns: 1,
+        endpoint: text("/v1/completions"),
+        tenant: text("0"),
+        class: text("chat"),
+        model: text("m"),
+        pool: text("a"),
+        engine: text("e:1"),
+        stream: true,
+        choices: Some(1),
+        max_output_tokens: Some(1),
+        prompt_bytes: Some(1),
+        prompt_tokens: Some(1),
+        prompt_tokens_source: text("usage"),
+        cached_tokens: Some(1),
+        output_tokens: Some(1),
+        output_tokens_source: text("usage"),
+        reasoning_tokens: Some(1),
+        prefix: vec!["0".to_owned()],
+        attempts: 1,
+        status: 200,
+        upload_ms: Some(1.0),
+        client_wait_ms: Some(1.0),
+        queue_ms: Some(1.0),
+        ttft_ms: Some(1.0),
+        tpot_ms: Some(1.0),
+        largest_gap_ms: Some(1.0),
+        e2e_ms: Some(1.0),
+        total_ms: 1.0,
+        outcome: "missed".to_owned(),
+        reason: text("ttft"),
+        refusal: text("queue_full"),
+    };
+    let header = JournalHeader::new(&HashKey::from_chance([0; 32]), 1);
+    let written = [serde_json::to_value(line).expect("JSON"), serde_json::to_value(header).expect("JSON")];
+    let fields = written.iter().flat_map(|line| line.as_object().expect("an object").keys().cloned());
+    let rows = rows_below(&read("docs/journal.md"), "Format");
+    let named = rows.iter().flat_map(|row| row[0].split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>());
+    assert_eq!(named.collect::<BTreeSet<_>>(), fields.collect::<BTreeSet<_>>());
+}
+
+#[test]
 fn every_command_is_listed() {
     let help = text(&goodput(root(), &["--help"], "").stdout);
     let there: BTreeSet<String> = help
@@ -663,7 +708,7 @@ impl config::Environment for Desk {
             Some("tls.crt") => self.certificate.clone(),
             Some("tls.key") => self.key.clone(),
             _ if path.extension().is_some_and(|end| end == "pem") => self.certificate.clone(),
-            _ => "one-line".to_owned(),
+            _ => "one-line-of-some-length".to_owned(),
         }
         .into_bytes())
     }

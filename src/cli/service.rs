@@ -21,7 +21,7 @@ use crate::config::watch::{LoadError, Reload, Reloader, RestartKeys, SettingsFil
 use crate::dial::{Dial, Sockets};
 use crate::gateway::{Gateway, GatewayDeps, LevelView, OverrideError};
 use crate::record::settings::AccessLog;
-use crate::record::{AccessLines, Format, Recorder, access};
+use crate::record::{self, Format, RecordSinks, Recorder, access};
 use crate::route::Unlisted;
 use crate::route::probe::Probes;
 use crate::units::seconds_up;
@@ -50,7 +50,7 @@ pub struct Service {
     admin: Option<(Listener, Access)>,
     shutdown: Shutdown,
     source: Option<SettingsFile>,
-    lines: Option<JoinHandle<()>>,
+    writers: Vec<JoinHandle<()>>,
 }
 
 impl Service {
@@ -72,9 +72,9 @@ impl Service {
             }
             None => None,
         };
-        let (access, lines) = access_lines(settings.access_log, clock);
+        let (sinks, writers) = sinks(&settings, clock);
         let dial: Arc<dyn Dial> = Arc::new(Sockets::new());
-        let recorder = Recorder::new(clock, access);
+        let recorder = Recorder::with_sinks(clock, sinks);
         let listener = listener.counting(recorder.doorstep().clone());
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
         let materials = GatewayDeps { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
@@ -82,7 +82,7 @@ impl Service {
         gateway.recorder.reloaded(true);
         let probes = Arc::new(Probes::new(Arc::clone(&gateway.fleet), dial, clock, rand::random()));
         probes.follow(&pools);
-        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines })
+        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers })
     }
 
     /// Where clients are served: with the port that the system chose, if it was asked to.
@@ -133,7 +133,7 @@ impl Service {
     /// their end within the drain limit. Told once more, it does not wait for that: what is open
     /// is ended in band.
     pub async fn run(self, told: impl AsyncFnMut()) {
-        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines } = self;
+        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers } = self;
         let mut tasks = BackgroundTasks::default();
         tasks.spawn("seats and levels", gateway.clone().keep_seats());
         tasks.spawn("lists of models", tell_of_models(clock, gateway.clone()));
@@ -147,7 +147,7 @@ impl Service {
             tasks.spawn("admin port", listener.serve(router.map_request(Request::from)));
         }
         let lost = serve_and_leave(clock, &gateway, listener, &drain, &shutdown, &mut tasks, told).await;
-        last_words(clock, gateway, tasks, lines).await;
+        last_words(clock, gateway, tasks, writers).await;
         if let Some(panic) = lost.and_then(|lost| lost.panic) {
             std::panic::resume_unwind(panic);
         }
@@ -305,7 +305,7 @@ async fn serve_and_leave(
 }
 
 /// Every visit has ended before the process does, and every line is out.
-async fn last_words(clock: Clock, gateway: Gateway, mut tasks: BackgroundTasks, lines: Option<JoinHandle<()>>) {
+async fn last_words(clock: Clock, gateway: Gateway, mut tasks: BackgroundTasks, writers: Vec<JoinHandle<()>>) {
     tokio::select! {
         () = gateway.recorder.emptied() => {}
         () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {
@@ -314,30 +314,36 @@ async fn last_words(clock: Clock, gateway: Gateway, mut tasks: BackgroundTasks, 
     }
     gateway.leave_books().await;
     tasks.set.shutdown().await;
-    // With the last recorder goes the last sender of lines.
+    // With the last recorder goes the last sender of records.
     drop(gateway);
-    if let Some(lines) = lines {
-        // The writer ends once the lines handed over are out; a blocked stdout must not hold us.
-        tokio::select! {
-            _ = lines => {}
-            () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {}
-        }
+    // Writers end once what was handed over is out; a blocked output must not hold us.
+    tokio::select! {
+        _ = futures_util::future::join_all(writers) => {}
+        () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {}
     }
 }
 
-fn access_lines(log: AccessLog, clock: Clock) -> (Option<AccessLines>, Option<JoinHandle<()>>) {
-    match log {
-        AccessLog::Off => (None, None),
-        AccessLog::Stdout => {
-            let (lines, writer) = access::lines();
-            let task = tokio::spawn(async move {
-                if let Err(error) = writer.run(access::Stdout, clock).await {
-                    tracing::error!(%error, "access log closed; no more lines are written");
-                }
-            });
-            (Some(lines), Some(task))
-        }
+/// Where finished requests go, and the tasks that write them.
+fn sinks(settings: &Settings, clock: Clock) -> (RecordSinks, Vec<JoinHandle<()>>) {
+    let (mut sinks, mut writers) = (RecordSinks::default(), Vec::new());
+    if settings.access_log == AccessLog::Stdout {
+        let (lines, writer) = access::lines();
+        sinks.access = Some(lines);
+        writers.push(tokio::spawn(async move {
+            if let Err(error) = writer.run(access::Stdout, clock).await {
+                tracing::error!(%error, "access lines can no longer be written");
+            }
+        }));
     }
+    if let Some(settings) = &settings.journal {
+        if settings.hash_key.is_none() {
+            tracing::warn!("the journal hashes tenants and prompts with a key of this process alone");
+        }
+        let (sender, writer) = record::journal(settings.clone(), rand::random());
+        sinks.journal = Some(sender);
+        writers.push(tokio::spawn(writer.run(clock)));
+    }
+    (sinks, writers)
 }
 
 /// Follows the settings' source: new ones are exchanged everywhere, bad ones change nothing.

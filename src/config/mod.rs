@@ -36,7 +36,7 @@ use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
-use crate::record::settings::{AccessLog, MetricLabels};
+use crate::record::settings::{AccessLog, JournalSettings, MetricLabels};
 use crate::route::Routes;
 use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
@@ -81,7 +81,9 @@ pub struct Settings {
     pub limits_store: LimitsStore,
     /// Destination of the access log.
     pub access_log: AccessLog,
-    /// Labels of request metrics.
+    /// The journal, if one is kept.
+    pub journal: Option<JournalSettings>,
+    /// By which labels the metrics of requests are told apart.
     pub labels: MetricLabels,
     /// Hash of the file and every file it refers to.
     pub hash: [u8; 32],
@@ -211,6 +213,9 @@ impl Settings {
         }
         if self.access_log != other.access_log {
             found.push("telemetry.access_log");
+        }
+        if self.journal != other.journal {
+            found.push("telemetry.journal");
         }
         found
     }

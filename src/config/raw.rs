@@ -554,8 +554,26 @@ block! {
         may histograms_by_model: Located<bool>,
         /// Export of spans.
         may otlp: Unimplemented,
-        /// The record of every request.
-        may journal: Unimplemented,
+        /// The journal: one line in a file for each finished request, with lengths and times, without content.
+        may journal: Journal,
+    }
+
+    /// The journal.
+    Journal {
+        /// The file that is written. Rotated ones stand beside it.
+        must path: Located<String>,
+        /// File with the secret by which tenants and prompt prefixes are hashed, one line. Default: a key by chance for each process.
+        may hash_key_file: Located<String>,
+        /// The file is rotated when it is so large. Default: 256MiB.
+        may max_size: Located<SizeScalar>,
+        /// The file is rotated when it is so old. Default: 1d.
+        may max_age: Located<Duration>,
+        /// Rotated files that are kept. Default: 14.
+        may keep: Located<u64>,
+        /// Whether rotated files are compressed. Default: true.
+        may gzip: Located<bool>,
+        /// How long a line waits at most before it is written. Default: 1s.
+        may flush: Located<Duration>,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::config::Settings;
 use crate::identify::{AuthError, Identity};
 use crate::inspect::{Facts, ModelRatios};
 use crate::judge::{Case, Objectives, UploadRule};
-use crate::record::{ActiveRequest, RequestPolicy};
+use crate::record::{ActiveRequest, PromptShape, RequestPolicy};
 use crate::refuse::Rejection;
 use crate::route::{self, Routed, Size, TenantKey};
 use crate::units::{
@@ -216,6 +216,7 @@ impl GatewayState {
             UploadRule::Excluded => arrived.arrival + body.client_wait,
             UploadRule::Counted => arrived.arrival,
         };
+        active.prompt_is(|| PromptShape { bytes: facts.prompt.bytes, blocks: facts.prefix_blocks().to_vec() });
         active.promised(RequestPolicy {
             class: classified.class,
             rule: classified.rule,

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use super::finished::RequestRecord;
+use super::finished::{RequestRecord, SharedRecord};
 use crate::admit::levels::{Degraded, Kind};
 use crate::clock::Clock;
 use crate::judge::Outcome;
@@ -31,14 +31,14 @@ const TOGETHER: Duration = Duration::from_millis(10);
 /// The sending end of the channel.
 #[derive(Clone, Debug)]
 pub struct AccessLines {
-    sender: mpsc::Sender<Box<RequestRecord>>,
+    sender: mpsc::Sender<SharedRecord>,
     lost: LostLines,
 }
 
 /// The receiving end of the channel; see [`Writer::run`].
 #[derive(Debug)]
 pub struct Writer {
-    lines: mpsc::Receiver<Box<RequestRecord>>,
+    lines: mpsc::Receiver<SharedRecord>,
     lost: LostLines,
 }
 
@@ -54,8 +54,8 @@ pub fn lines() -> (AccessLines, Writer) {
 }
 
 impl AccessLines {
-    /// Sends a record; `false` if its line was dropped.
-    pub(super) fn write(&self, finished: Box<RequestRecord>) -> bool {
+    /// Hands a request over; `false` if its line was dropped.
+    pub(super) fn write(&self, finished: SharedRecord) -> bool {
         self.sender.try_send(finished).is_ok()
     }
 
@@ -402,8 +402,8 @@ fn is_plain(text: &str) -> bool {
     !text.bytes().fold(false, |escape, byte| escape | (byte < b' ') | (byte == b'"') | (byte == b'\\'))
 }
 
-/// RFC 3339 in UTC, with milliseconds.
-fn time_of_day(wall: Duration) -> [u8; 24] {
+/// RFC 3339 in UTC, to the millisecond.
+pub(super) fn time_of_day(wall: Duration) -> [u8; 24] {
     let seconds = wall.as_secs();
     let (year, month, day) = civil(seconds / 86_400);
     let mut text = *b"0000-00-00T00:00:00.000Z";

@@ -1,5 +1,6 @@
 //! The record of one request, made once, at its end.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +55,35 @@ impl Retry {
 /// Number of retries per reason, in the order of [`Retry::ALL`].
 pub type RetryCounts = [u32; Retry::ALL.len()];
 
-/// The record of one ended request. Every metric and log line is derived from it.
+/// A prompt as the journal tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromptShape {
+    /// UTF-8 bytes of its text.
+    pub bytes: u64,
+    /// A hash for each block of its beginning (`inspect::Facts::prefix_blocks`).
+    pub blocks: Vec<u64>,
+}
+
+/// A record on its way to those that write it down.
+#[derive(Debug)]
+pub(super) enum SharedRecord {
+    /// There is one of them.
+    Own(Box<RequestRecord>),
+    /// There are several.
+    Shared(Arc<Box<RequestRecord>>),
+}
+
+impl Deref for SharedRecord {
+    type Target = RequestRecord;
+    fn deref(&self) -> &RequestRecord {
+        match self {
+            SharedRecord::Own(record) => record,
+            SharedRecord::Shared(record) => record,
+        }
+    }
+}
+
+/// One request, ended. Every metric, log line and journal line is made from it.
 #[derive(Clone, Debug)]
 pub struct RequestRecord {
     /// Correlates response, log line and span.
@@ -81,11 +110,19 @@ pub struct RequestRecord {
     pub status: u16,
     /// Whether the client left before the response was complete.
     pub left: bool,
-    /// Prompt length bucket.
+    /// It asked for a stream.
+    pub streamed: bool,
+    /// Choices that it asked for, over all its prompts.
+    pub choices: u64,
+    /// The largest output cap that it stated.
+    pub stated_cap: Option<Tokens>,
+    /// How long the prompt is.
     pub length: LengthBucket,
     /// Estimated prompt tokens, if the body was read.
     pub prompt: Tokens,
-    /// When the request head was parsed.
+    /// The same, where a journal is kept.
+    pub prompt_shape: Option<Box<PromptShape>>,
+    /// The gateway had parsed the request head.
     pub arrival: Tick,
     /// When the last byte of the body was read.
     pub body_complete: Option<Tick>,

@@ -8,11 +8,12 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
 use super::family::{DurationHistogram, Labels, MetricFamily};
+use super::journal_writer::JournalCounts;
 use super::settings::RequestLabel;
 
 /// Metrics changed by requests, reloads and dropped lines. Gauges computed at each scrape are in
@@ -53,6 +54,7 @@ pub(super) struct Metrics {
     pub(super) reload_successful: Gauge,
     pub(super) reload_timestamp: Gauge<f64, AtomicU64>,
     pub(super) lines_dropped: Counter,
+    journal_lines: MetricFamily<Counter>,
 }
 
 impl Metrics {
@@ -199,6 +201,12 @@ impl Metrics {
             "Access lines lost because the output was slower than the traffic or failed",
             self.lines_dropped.clone(),
         );
+        self.count_journal(&JournalCounts::default());
+        own.register(
+            "journal_lines",
+            "Lines of the journal, by what became of them: written; or lost, because the queue in front of the disk was full, or because the disk failed",
+            self.journal_lines.clone(),
+        );
     }
 
     /// The labels of a request series, without omitted ones.
@@ -258,6 +266,15 @@ impl Metrics {
         ];
         let counters: usize = counters.into_iter().map(MetricFamily::len).sum();
         counters + histograms.into_iter().map(MetricFamily::lines).sum::<usize>()
+    }
+
+    /// Adds what became of the journal's lines since this was last done.
+    pub(super) fn count_journal(&self, lines: &JournalCounts) {
+        let results =
+            [("written", &lines.written), ("queue_full", &lines.queue_full), ("write_failed", &lines.write_failed)];
+        for (result, count) in results {
+            self.journal_lines.at(vec![("result", result.into())]).inc_by(count.swap(0, Ordering::Relaxed));
+        }
     }
 
     /// The counter of reloads with this result.

@@ -1,4 +1,4 @@
-//! Records each request once, in metrics and the access log.
+//! Written down once: metrics, access line, journal, and later span.
 //!
 //! The [`Recorder`] opens an [`ActiveRequest`] for each accepted request; its [`RequestEnd`] becomes one
 //! [`RequestRecord`], and [`Recorder::note`] is the only place where requests are counted:
@@ -12,6 +12,9 @@ mod edges;
 mod engines;
 mod family;
 mod finished;
+pub mod journal;
+mod journal_files;
+mod journal_writer;
 mod live;
 mod metrics;
 mod open;
@@ -26,7 +29,8 @@ mod visit;
 
 pub use access::AccessLines;
 pub use engines::EngineReport;
-pub use finished::{RequestRecord, Retry, RetryCounts};
+pub use finished::{PromptShape, RequestRecord, Retry, RetryCounts};
+pub use journal_writer::{JournalSender, JournalWriter, journal};
 pub use standing::SloStatus;
 pub use table::{ClassShape, SeriesShape, TenantShape};
 pub use visit::{ActiveRequest, RequestEnd, RequestPolicy};
@@ -43,6 +47,7 @@ use tokio::sync::Notify;
 use crate::clock::Clock;
 use crate::units::{ClassId, Doorstep, EngineId, PoolId, RequestId, Tick, Tokens};
 
+use finished::SharedRecord;
 use live::GaugeCollector;
 use metrics::Metrics;
 use open::InFlightRegistry;
@@ -104,7 +109,16 @@ pub struct StoreReport {
     pub unspent: u64,
 }
 
-/// Records requests and serves the metrics. Clones share one state.
+/// Where finished requests go beside the metrics.
+#[derive(Clone, Debug, Default)]
+pub struct RecordSinks {
+    /// Access lines.
+    pub access: Option<AccessLines>,
+    /// The journal.
+    pub journal: Option<JournalSender>,
+}
+
+/// Writes down what happened. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder(Arc<Inner>);
 
@@ -122,7 +136,9 @@ struct Inner {
     store: Mutex<Option<StoreReport>>,
     doorstep: Doorstep,
     registry: Registry,
-    access: Option<AccessLines>,
+    sinks: RecordSinks,
+    /// There are sinks beside the access lines.
+    shares: bool,
     emptied: Notify,
 }
 
@@ -130,6 +146,12 @@ impl Recorder {
     /// A recorder without settings; access lines go to `access`, if given.
     #[must_use]
     pub fn new(clock: Clock, access: Option<AccessLines>) -> Self {
+        Self::with_sinks(clock, RecordSinks { access, ..RecordSinks::default() })
+    }
+
+    /// The same, for all that finished requests may go to.
+    #[must_use]
+    pub fn with_sinks(clock: Clock, sinks: RecordSinks) -> Self {
         let metrics = Metrics::default();
         let table = ArcSwap::from_pointee(Table::empty(&metrics));
         Recorder(Arc::new_cyclic(|inner| {
@@ -148,7 +170,8 @@ impl Recorder {
                 store: Mutex::default(),
                 doorstep: Doorstep::default(),
                 registry,
-                access,
+                shares: sinks.journal.is_some(),
+                sinks,
                 emptied: Notify::new(),
             }
         }))
@@ -183,7 +206,24 @@ impl Recorder {
     pub fn note(&self, finished: impl Into<Box<RequestRecord>>) {
         let finished = finished.into();
         self.0.table.load().note(&finished);
-        if let Some(access) = &self.0.access {
+        if self.0.shares {
+            self.share(finished);
+        } else if self.0.sinks.access.is_some() {
+            self.write_access(SharedRecord::Own(finished));
+        }
+    }
+
+    /// Hands a request to all sinks.
+    fn share(&self, finished: Box<RequestRecord>) {
+        let finished = Arc::new(finished);
+        if let Some(journal) = &self.0.sinks.journal {
+            journal.write(SharedRecord::Shared(Arc::clone(&finished)));
+        }
+        self.write_access(SharedRecord::Shared(finished));
+    }
+
+    fn write_access(&self, finished: SharedRecord) {
+        if let Some(access) = &self.0.sinks.access {
             let written = access.write(finished);
             if !written {
                 self.0.metrics.lines_dropped.inc();
@@ -191,7 +231,13 @@ impl Recorder {
         }
     }
 
-    /// The counters of what never becomes a request.
+    /// A journal is kept.
+    #[must_use]
+    pub fn has_journal(&self) -> bool {
+        self.0.sinks.journal.is_some()
+    }
+
+    /// Where the listener for clients, and the gateway behind it, count what never becomes a request.
     #[must_use]
     pub fn doorstep(&self) -> &Doorstep {
         &self.0.doorstep
@@ -225,8 +271,11 @@ impl Recorder {
     /// The metrics page.
     #[must_use]
     pub fn page(&self, format: Format) -> String {
-        if let Some(access) = &self.0.access {
+        if let Some(access) = &self.0.sinks.access {
             self.0.metrics.lines_dropped.inc_by(access.take_lost());
+        }
+        if let Some(journal) = &self.0.sinks.journal {
+            self.0.metrics.count_journal(journal.lines());
         }
         let mut page = String::new();
         let encoded = match format {

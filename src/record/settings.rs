@@ -1,4 +1,9 @@
-//! Settings of the access log and of metric labels.
+//! Where the access line goes, what the journal is, and by which labels requests are counted.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::journal::HashKey;
 
 /// Destination of the access log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,7 +15,43 @@ pub enum AccessLog {
     Off,
 }
 
-/// Labels of request metrics.
+/// The journal: a line in a file for each finished request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JournalSettings {
+    /// The file that is written. Rotated ones stand beside it.
+    pub path: PathBuf,
+    /// The key of its hashes; none: one by chance for each process.
+    pub hash_key: Option<HashKey>,
+    /// A file of so many bytes is rotated.
+    pub max_size: u64,
+    /// A file as old as this is rotated.
+    pub max_age: Duration,
+    /// Rotated files that are kept.
+    pub keep: usize,
+    /// Rotated files are compressed.
+    pub gzip: bool,
+    /// How long a line waits at most before it is handed to the system.
+    pub flush: Duration,
+}
+
+impl JournalSettings {
+    /// A journal at this path, with the defaults.
+    #[must_use]
+    pub fn at(path: PathBuf) -> Self {
+        let max_age = Duration::from_secs(24 * 60 * 60);
+        JournalSettings {
+            path,
+            hash_key: None,
+            max_size: 256 << 20,
+            max_age,
+            keep: 14,
+            gzip: true,
+            flush: Duration::from_secs(1),
+        }
+    }
+}
+
+/// By which labels the metrics of requests are told apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetricLabels {
     /// Omitted labels; series that differ only in these are counted together.

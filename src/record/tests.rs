@@ -14,7 +14,7 @@ use crate::record::settings::{MetricLabels, RequestLabel};
 use crate::refuse::Rejection;
 use crate::units::{Dialect, Endpoint, LengthBucket, TenantId, Tokens};
 
-fn ms(millis: u64) -> Duration {
+pub(super) fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
@@ -27,7 +27,7 @@ fn chat() -> Arc<Objectives> {
     Arc::new(Objectives { ttft: objective(1200), tpot: objective(50), joint_target: 0.9, ..Objectives::default() })
 }
 
-fn shape() -> SeriesShape {
+pub(super) fn shape() -> SeriesShape {
     let class = |id: &str| ClassShape { id: ClassId::from(id), objectives: chat(), takes_targets: false };
     let route = |class: &str, pool: &str, model: &str| (ClassId::from(class), PoolId::from(pool), Arc::from(model));
     SeriesShape {
@@ -66,7 +66,7 @@ fn recorder() -> Recorder {
 }
 
 /// Four tokens at 300, 340, 380 and 420 ms, finished.
-fn answer() -> Timeline {
+pub(super) fn answer() -> Timeline {
     let choice = Choice {
         index: 0,
         first_token: Some(at(300)),
@@ -104,7 +104,7 @@ fn answer() -> Timeline {
     }
 }
 
-fn finished(verdict: Verdict) -> RequestRecord {
+pub(super) fn finished(verdict: Verdict) -> RequestRecord {
     RequestRecord {
         request_id: RequestId::from("r-1"),
         endpoint: Endpoint::relayed("/v1/chat/completions"),
@@ -118,8 +118,12 @@ fn finished(verdict: Verdict) -> RequestRecord {
         retries: RetryCounts::default(),
         status: 200,
         left: false,
+        streamed: true,
+        choices: 1,
+        stated_cap: Some(Tokens(64)),
         length: LengthBucket::Short,
         prompt: Tokens(9),
+        prompt_shape: None,
         arrival: at(0),
         body_complete: Some(at(20)),
         client_wait: Some(Duration::ZERO),
@@ -162,8 +166,8 @@ fn promise() -> RequestPolicy {
     }
 }
 
-/// Samples of a page: name and labels to value.
-fn samples(recorder: &Recorder) -> BTreeMap<String, f64> {
+/// Samples of a page: name and labels -> value.
+pub(super) fn samples(recorder: &Recorder) -> BTreeMap<String, f64> {
     let page = recorder.page(Format::Text);
     let lines = page.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -968,6 +972,7 @@ async fn the_number_of_series_is_that_of_the_page() {
             "goodput_config_",
             "goodput_build",
             "goodput_access_",
+            "goodput_journal_",
             "goodput_bad_heads_",
             "goodput_connections_refused_",
             "goodput_refused_",

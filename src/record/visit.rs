@@ -14,7 +14,7 @@ use crate::refuse::Rejection;
 use crate::units::{ClassId, ClientState, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
 use super::Recorder;
-use super::finished::{RequestRecord, Retry, RetryCounts};
+use super::finished::{PromptShape, RequestRecord, Retry, RetryCounts};
 use super::open::InFlightRequest;
 
 /// What applies to a request from classification on.
@@ -98,6 +98,8 @@ struct RequestFields {
     body_complete: Option<Tick>,
     /// How long the gateway waited for its body.
     client_wait: Duration,
+    /// Where a journal is kept.
+    prompt_shape: Option<Box<PromptShape>>,
     admitted: Option<Tick>,
     spilled: bool,
     degraded: Degraded,
@@ -123,6 +125,7 @@ impl ActiveRequest {
             arrival,
             body_complete: None,
             client_wait: Duration::ZERO,
+            prompt_shape: None,
             admitted: None,
             spilled: false,
             degraded: Degraded::default(),
@@ -173,7 +176,14 @@ impl ActiveRequest {
         (fields.body_complete, fields.client_wait) = (Some(at), client_wait);
     }
 
-    /// Sets what applies from classification on.
+    /// The prompt, for the journal: `shape` is made only where one is kept.
+    pub fn prompt_is(&mut self, shape: impl FnOnce() -> PromptShape) {
+        if self.gauge.recorder.has_journal() {
+            self.fields.prompt_shape = Some(Box::new(shape()));
+        }
+    }
+
+    /// The class that applies, and what comes with it.
     pub fn promised(&mut self, promise: RequestPolicy) {
         self.gauge.open.standing.lock().promise = Some(promise.clone());
         self.fields.promise = Some(promise);
@@ -320,6 +330,8 @@ impl ActiveRequest {
         let over_limit = promise.as_ref().is_some_and(|promise| promise.case.over_limit);
         let cap_lowered = promise.as_ref().is_some_and(|promise| promise.case.cap_lowered);
         let (length, prompt) = promise.as_ref().map_or_else(Default::default, |p| (p.length, p.prompt));
+        let (streamed, choices) = promise.as_ref().map_or((false, 1), |p| (p.streamed, p.choices));
+        let stated_cap = promise.as_ref().and_then(|p| p.case.stated_cap);
         let (class, rule, gap_edges) = match promise {
             Some(promise) => (Some(promise.class), Some(promise.rule), Some(promise.gap_edges)),
             None => (None, None, None),
@@ -340,8 +352,12 @@ impl ActiveRequest {
                 retries: fields.retries,
                 status,
                 left,
+                streamed,
+                choices,
+                stated_cap,
                 length,
                 prompt,
+                prompt_shape: fields.prompt_shape,
                 arrival: fields.arrival,
                 body_complete: fields.body_complete,
                 client_wait: fields.body_complete.map(|_| fields.client_wait),

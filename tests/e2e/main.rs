@@ -9,6 +9,7 @@ mod compose;
 mod degradation;
 mod exits;
 mod gateway;
+mod journal;
 mod memory;
 mod parts;
 mod processes;

@@ -109,7 +109,9 @@ fn no_secret_reaches_any_output() {
     let key = keys.path().join("key");
     std::fs::write(&key, "sk-CANARY3").expect("the folder is ours");
     let kind = format!("kind: vllm, api_key_file: \"{}\"", key.display());
-    let more = format!("tenants:\n  - tenant: acme\n    keys: [{{label: prod, blake3: \"{hash}\"}}]\n");
+    let journal = keys.path().join("journal");
+    let telemetry = format!("telemetry: {{journal: {{path: \"{}\", flush: 50ms}}}}\n", journal.display());
+    let more = format!("tenants:\n  - tenant: acme\n    keys: [{{label: prod, blake3: \"{hash}\"}}]\n{telemetry}");
     let engine = Running::engine(&["--speed", "4"]);
     let setup = Setup { engines: &[&engine], engine: &kind, more: &more, log: "trace", ..Setup::default() };
     let gateway = Gateway::start(&setup);
@@ -138,6 +140,12 @@ fn no_secret_reaches_any_output() {
     let output = gateway.running.output();
     assert!(output.contains("UNSERVED1") && output.contains("UNSERVED2"), "{output}");
     seen.push_str(&output);
+    let journal = until("all lines of the journal are written", || {
+        let text = std::fs::read_to_string(&journal).ok()?;
+        (text.lines().count() == 1 + 6).then_some(text)
+    });
+    assert!(!journal.contains("acme") && !journal.contains("UNSERVED"), "{journal}");
+    seen.push_str(&journal);
     let lines = seen.lines().filter(|line| line.contains("CANARY")).collect::<Vec<_>>();
     assert!(lines.is_empty(), "{lines:#?}");
 }

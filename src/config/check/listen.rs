@@ -226,7 +226,7 @@ impl Checker<'_> {
         })
     }
 
-    fn size(&mut self, at: Option<&Located<SizeScalar>>, default: u64, least: u64, most: u64) -> u64 {
+    pub(super) fn size(&mut self, at: Option<&Located<SizeScalar>>, default: u64, least: u64, most: u64) -> u64 {
         let Some(at) = at else { return default };
         if (least..=most).contains(&at.value.0) {
             return at.value.0;

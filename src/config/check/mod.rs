@@ -11,6 +11,7 @@ mod pools;
 mod routes;
 mod rules;
 mod store;
+mod telemetry;
 mod tenants;
 
 use std::collections::HashMap;
@@ -83,6 +84,7 @@ impl<'a> Checker<'a> {
         let access_log = root.telemetry.as_ref().and_then(|telemetry| telemetry.access_log.as_ref());
         let access_log = access_log.map_or_else(Default::default, |word| word.value.0);
         let labels = self.labels(root);
+        let journal = self.journal(root);
         if !self.problems.is_empty() {
             return None;
         }
@@ -110,6 +112,7 @@ impl<'a> Checker<'a> {
             replicas: replicas as u32,
             limits_store,
             access_log,
+            journal,
             labels,
             hash: self.hash(hash_of_text),
             files: std::mem::take(&mut self.files),
