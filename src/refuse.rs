@@ -1,9 +1,9 @@
-//! Every early end of a request: what the client is told, the log says, whose fault it was.
+//! Rejections: every early end of a request, with the client's message, the log text and the outcome.
 //!
-//! One [`Rejection`] per way to end without (or inside) an engine's answer. Its row has the log
-//! text, the code, the status and the outcome, and [`Rejection::message`] what the client is told:
-//! a new one cannot leave any of them out. The client learns what to do next and nothing about our
-//! insides; the log text ([`Display`]) has the values that decided. Codes are listed in
+//! One [`Rejection`] per way to end without (or inside) an engine's response. Its row has the log text, the
+//! code, the status and the outcome, and [`Rejection::message`] the client's text, so that a new one cannot
+//! leave any of them out. The client's text says what to do next and reveals nothing internal; the log text
+//! ([`Display`]) has the values that decided. Codes are listed in
 //! `docs/errors.md`.
 //!
 //! [`Display`]: std::fmt::Display
@@ -41,7 +41,7 @@ macro_rules! refusals {
             /// Every code, in the order of the documentation.
             pub const CODES: &'static [&'static str] = &[$($code,)*];
 
-            /// The stable, machine-readable name: in the body, and as `x-goodput-reason`.
+            /// The stable, machine-readable code: in the body, and as `x-goodput-reason`.
             #[must_use]
             pub const fn code(&self) -> &'static str {
                 match self { $(refusals!(@pattern $name $({ $($field),* })?) => $code,)* }
@@ -56,7 +56,7 @@ macro_rules! refusals {
                 }
             }
 
-            /// One of each kind, with made-up values: for documentation and tests.
+            /// One of each kind with example values, for documentation and tests.
             #[must_use]
             pub fn samples() -> Vec<Rejection> {
                 vec![$(Rejection::$name $({ $($field: $sample),* })?,)*]
@@ -68,23 +68,23 @@ macro_rules! refusals {
 }
 
 refusals! {
-    /// No endpoint has this path.
+    /// Unknown path.
     #[error("no endpoint has this path")]
     UnknownPath = "unknown_path", NOT_FOUND, Excluded(InvalidRequest);
-    /// The path exists, with other methods: the value of `Allow`.
+    /// Known path, other method; `allow` is the value of `Allow`.
     #[error("this path takes {allow}")]
     MethodNotAllowed { allow: &'static str = "POST" } = "method_not_allowed", METHOD_NOT_ALLOWED, Excluded(InvalidRequest);
-    /// The head says something that two readers could read in two ways.
+    /// A head that violates the request rules.
     #[error("a head that is refused: {advice}")]
     BadHead { status: u16 = 400, advice: &'static str = "send exactly one valid Host header" } = "bad_head", BAD_REQUEST, Excluded(InvalidRequest);
-    /// Behind a head of the gateway's own, an engine answered with this instead of a stream.
+    /// Behind an early head, an engine responded with this status instead of a stream.
     #[error("an engine answered with {status} behind a head of ours")]
     EngineAnswered { status: u16 = 500 } = "engine_answered", BAD_GATEWAY, Missed(UpstreamError);
-    /// Behind a head of the gateway's own, an engine answered in a content coding that the head
-    /// does not name.
+    /// Behind an early head, an engine responded with a content coding that the head does not
+    /// name.
     #[error("an engine answered in a content coding behind a head of ours")]
     EngineCoded = "engine_coded", BAD_GATEWAY, Missed(Unparseable);
-    /// An engine refused the key that the pool has for it, or wants one and the pool has none.
+    /// An engine rejected the pool's key, or requires one and the pool has none.
     #[error("an engine of pool {pool} answered {status}: it refuses the pool's own key")]
     EngineKeyRefused { pool: PoolId = PoolId::from("chat"), status: u16 = 401 } = "engine_key_refused", BAD_GATEWAY, Missed(UpstreamError);
     /// Tenants are configured and the request carries no key.
@@ -93,25 +93,25 @@ refusals! {
     /// The key belongs to no tenant.
     #[error("an unknown API key")]
     UnknownKey = "unknown_key", UNAUTHORIZED, Excluded(Unauthorized);
-    /// `authorization` and `x-api-key` carry different keys, or one of them stands twice.
+    /// `authorization` and `x-api-key` have different keys, or one of them is repeated.
     #[error("two different API keys")]
     TwoKeys = "two_keys", UNAUTHORIZED, Excluded(Unauthorized);
-    /// The tenant may use none of the classes that would apply.
+    /// The tenant may use none of the applicable classes.
     #[error("class {class} is not open to this tenant")]
     ClassNotAllowed { class: ClassId = ClassId::from("chat") } = "class_not_allowed", FORBIDDEN, Excluded(Unauthorized);
     /// The body exceeds the limit, as announced or as read.
     #[error("the body is longer than {limit} bytes")]
     BodyTooLarge { limit: u64 = 67_108_864 } = "body_too_large", PAYLOAD_TOO_LARGE, Excluded(InvalidRequest);
-    /// A compressed body decodes to more than the limit.
+    /// The decoded body exceeds the limit.
     #[error("the body decodes to more than {limit} bytes")]
     DecodedTooLarge { limit: u64 = 67_108_864 } = "decoded_too_large", PAYLOAD_TOO_LARGE, Excluded(InvalidRequest);
     /// The body did not arrive in time.
     #[error("the body did not arrive within {limit:?}")]
     BodyTimeout { limit: Duration = Duration::from_secs(60) } = "body_timeout", REQUEST_TIMEOUT, Excluded(SlowUpload);
-    /// The upload broke off or its framing was wrong.
+    /// The upload was incomplete or its framing invalid.
     #[error("the body broke off")]
     BodyBroken = "body_broken", BAD_REQUEST, Excluded(InvalidRequest);
-    /// The body cannot be read the one way that counts.
+    /// The body is invalid or ambiguous.
     #[error("unreadable body: {why}")]
     UnreadableBody { why: Unreadable = Unreadable::NotAnObject } = "unreadable_body", BAD_REQUEST, Excluded(InvalidRequest);
     /// A content coding other than gzip, zstd and identity.
@@ -120,52 +120,52 @@ refusals! {
     /// A compressed body that cannot be decoded.
     #[error("the body cannot be decoded as its content-encoding says")]
     UndecodableBody = "undecodable_body", BAD_REQUEST, Excluded(InvalidRequest);
-    /// A multipart form that cannot be read as far as its `model`.
+    /// A multipart form that cannot be parsed up to its `model`.
     #[error("unreadable multipart form")]
     UnreadableForm = "unreadable_form", BAD_REQUEST, Excluded(InvalidRequest);
-    /// A multipart form names a model by an alias, which cannot be replaced there.
+    /// A multipart form names a model by an alias, which cannot be edited there.
     #[error("a model alias in a multipart form")]
     AliasInForm = "alias_in_form", BAD_REQUEST, Excluded(InvalidRequest);
     /// `background: true` (Responses).
     #[error("a background response was asked for")]
     BackgroundRefused = "background_refused", BAD_REQUEST, Excluded(InvalidRequest);
-    /// `kv_transfer_params` or another field that steers behind us, in the body.
+    /// `kv_transfer_params` or another field of the body that steers routing.
     #[error("the body moves caches between engines, or chooses one")]
     TransferRefused = "transfer_refused", BAD_REQUEST, Excluded(InvalidRequest);
-    /// The id is one under which an engine has a request at this moment: it has come back.
+    /// The request came back under an id with which an engine has a request now.
     #[error("the request has come back to this gateway: an engine's address leads here")]
     LoopDetected = "loop_detected", LOOP_DETECTED, Excluded(InvalidRequest);
-    /// The body names no model that can be read, and no route takes any.
+    /// The body names no readable model, and no route accepts any.
     #[error("no readable model, and no route for any model")]
     ModelMissing = "model_missing", NOT_FOUND, Excluded(InvalidRequest);
     /// No route serves the model.
     #[error("no route for this model")]
     ModelNotFound = "model_not_found", NOT_FOUND, Excluded(InvalidRequest);
-    /// A limit of the tenant is used up.
+    /// A limit of the tenant is exhausted.
     #[error("{} of the {} is used up: {} of {} left", standing.limit, standing.scope, standing.remaining, standing.most)]
     RateLimitExceeded { standing: Standing = TOKENS_USED_UP, retry_after: Option<u64> = Some(5) } = "rate_limit_exceeded", TOO_MANY_REQUESTS, Excluded(RateLimited);
     /// More than a limit of the tenant can ever hold.
     #[error("{limit} of the {scope} holds {most} at most, and {need} are asked for")]
     RequestExceedsLimit { limit: Limit = Limit::Tokens, scope: Scope = Scope::Tenant, need: u64 = 5000, most: u64 = 1000 } = "request_exceeds_limit", BAD_REQUEST, Excluded(InvalidRequest);
-    /// The store of the tenants' limits cannot be asked, and the settings say `closed`.
-    #[error("the store of the tenants' limits cannot be asked")]
+    /// The limits store is unavailable, and the settings say `closed`.
+    #[error("the limits store is unavailable")]
     LimitsStoreUnavailable = "limits_store_unavailable", SERVICE_UNAVAILABLE, Missed(Internal);
-    /// The pool's queue has no place, and none that this request may take from another.
+    /// The pool's queue is full, and no other request may be evicted.
     #[error("the queue of pool {pool} is full")]
     QueueFull { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_full", SERVICE_UNAVAILABLE, Missed(Shed);
-    /// Another request took its place in a full queue.
+    /// Evicted from a full queue by another request.
     #[error("pushed out of the full queue of pool {pool}")]
     PushedOut { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "pushed_out", SERVICE_UNAVAILABLE, Missed(Shed);
-    /// It waited in the queue for as long as it may.
+    /// It waited in the queue for too long.
     #[error("no seat of pool {pool} came free in time")]
     QueueTimeout { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_timeout", SERVICE_UNAVAILABLE, Missed(Shed);
-    /// It can no longer keep its class's promise, which then wants it refused.
+    /// Its deadline is infeasible, and its class sheds such requests.
     #[error("no seat of pool {pool} would come free in time to keep the promise")]
     Hopeless { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "hopeless", SERVICE_UNAVAILABLE, Missed(Shed);
-    /// An overload level of a class of a higher rank keeps it off every pool of its route.
+    /// An overload level of a class of higher priority reserves every pool of its route.
     #[error("kept off its pools by an overload level of class {class}")]
     OverloadShed { class: ClassId = ClassId::from("chat"), retry_after: Option<u64> = Some(3) } = "overload_shed", SERVICE_UNAVAILABLE, Missed(Shed);
-    /// The bodies of requests hold as much memory as they may.
+    /// The memory for request bodies is exhausted.
     #[error("request bodies hold as much memory as `listen.max_bodies` lets them")]
     BodiesFull = "bodies_full", SERVICE_UNAVAILABLE, Missed(Shed);
     /// No engine of the routed pools is available.
@@ -180,31 +180,31 @@ refusals! {
     /// The engine's connection ended before a response.
     #[error("an engine of pool {pool} closed the connection before it answered")]
     EngineReset { pool: PoolId = PoolId::from("chat") } = "engine_reset", BAD_GATEWAY, Missed(UpstreamUnavailable);
-    /// What the engine sent is not HTTP.
+    /// The engine's response is not HTTP.
     #[error("an engine of pool {pool} answered with something that is not HTTP")]
     EngineGarbage { pool: PoolId = PoolId::from("chat") } = "engine_garbage", BAD_GATEWAY, Missed(UpstreamError);
     /// No first token within the class's limit.
     #[error("no first token within {limit:?}")]
     FirstTokenTimeout { limit: Duration = Duration::from_secs(120) } = "first_token_timeout", GATEWAY_TIMEOUT, Missed(TimeoutFirstToken);
-    /// No head of a non-streaming answer within the class's limit.
+    /// No head of a non-streaming response within the class's limit.
     #[error("no response head within {limit:?}")]
     ResponseHeadTimeout { limit: Duration = Duration::from_secs(1800) } = "response_head_timeout", GATEWAY_TIMEOUT, Missed(TimeoutFirstToken);
-    /// The engine fell silent in the middle of its answer.
+    /// The engine sent nothing for too long within its response.
     #[error("silence for {limit:?} in the middle of an answer")]
     IdleTimeout { limit: Duration = Duration::from_secs(30) } = "idle_timeout", GATEWAY_TIMEOUT, Missed(TimeoutIdle);
-    /// The answer did not end within the class's total limit.
+    /// The response did not end within the class's total limit.
     #[error("the answer did not end within {limit:?}")]
     TotalTimeout { limit: Duration = Duration::from_secs(1800) } = "total_timeout", GATEWAY_TIMEOUT, Missed(TimeoutTotal);
-    /// The engine's answer ended before it was complete.
+    /// The engine's response ended before it was complete.
     #[error("the answer ended before it was complete")]
     StreamIncomplete = "stream_incomplete", BAD_GATEWAY, Missed(Truncated);
     /// The request arrived while the gateway drains.
     #[error("the gateway is draining")]
     Draining = "draining", SERVICE_UNAVAILABLE, Missed(Shed);
-    /// The drain limit cut a running answer.
+    /// The drain limit cut a running response.
     #[error("the drain limit cut a running answer")]
     DrainCut = "drain_cut", SERVICE_UNAVAILABLE, Missed(Internal);
-    /// A fault of the gateway.
+    /// A failure of the gateway.
     #[error("internal error")]
     Internal = "internal", INTERNAL_SERVER_ERROR, Missed(Internal);
 }
@@ -219,7 +219,7 @@ const TOKENS_USED_UP: Standing = Standing {
 };
 
 impl Rejection {
-    /// The HTTP status where no head has gone out yet.
+    /// The HTTP status, if no head was sent yet.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         if let Rejection::BadHead { status, .. } = self
@@ -242,7 +242,7 @@ impl Rejection {
         )
     }
 
-    /// Whose fault it is, before the rules for requests that are not judged at all.
+    /// The outcome, before the rules for requests that are not judged.
     #[must_use]
     pub const fn outcome(&self) -> Outcome {
         match self {
@@ -251,11 +251,11 @@ impl Rejection {
         }
     }
 
-    /// Seconds for `Retry-After`: only where they are true, and most rejections know none.
+    /// Seconds for `Retry-After`; `None` unless known to be true.
     #[must_use]
     pub const fn retry_after(&self) -> Option<u64> {
         match self {
-            // Another replica takes it at once.
+            // Another replica accepts it at once.
             Rejection::Draining => Some(1),
             Rejection::RateLimitExceeded { retry_after, .. }
             | Rejection::QueueFull { retry_after, .. }
@@ -267,7 +267,7 @@ impl Rejection {
         }
     }
 
-    /// What the client is told: what to do next, nothing about our insides.
+    /// The client's text: what to do next, nothing internal.
     #[must_use]
     pub fn message(&self) -> Cow<'static, str> {
         match self {
@@ -328,7 +328,7 @@ impl Rejection {
         }
     }
 
-    /// The field of the body that is at fault.
+    /// The field of the body at fault.
     #[must_use]
     pub fn param(&self) -> Option<&'static str> {
         match self {
@@ -341,7 +341,7 @@ impl Rejection {
         }
     }
 
-    /// Where the limit stands that refused: for the `x-ratelimit` headers.
+    /// The state of the limit that refused, for the `x-ratelimit` headers.
     #[must_use]
     pub const fn limit(&self) -> Option<&Standing> {
         match self {
@@ -359,7 +359,7 @@ impl Rejection {
         }
     }
 
-    /// Whether the connection is closed after the answer.
+    /// Whether the connection closes after the response.
     #[must_use]
     pub const fn closes(&self) -> bool {
         matches!(
@@ -373,21 +373,21 @@ impl Rejection {
         )
     }
 
-    /// The answer's JSON body, in the dialect's shape.
+    /// The response's JSON body in the dialect's format.
     #[must_use]
     pub fn body(&self, shape: Dialect, request_id: &RequestId) -> Bytes {
         shape::body(self, shape, request_id)
     }
 
-    /// The error as an event inside a stream that has begun, blank line included.
-    /// `sequence_number` is that of the last event seen (Responses).
+    /// The error as an event within a started stream, blank line included. `sequence_number`: that of the last
+    /// event (Responses).
     #[must_use]
     pub fn event(&self, dialect: Dialect, request_id: &RequestId, sequence_number: Option<u64>) -> Bytes {
         shape::event(self, dialect, request_id, sequence_number)
     }
 }
 
-/// A tenant's limit, by its name in the settings.
+/// A limit by its name in the settings.
 fn named(limit: Limit, scope: Scope) -> String {
     match scope {
         Scope::Tenant => limit.to_string(),
@@ -395,7 +395,7 @@ fn named(limit: Limit, scope: Scope) -> String {
     }
 }
 
-/// How much a limit lets through.
+/// The size of a limit.
 fn sized(Standing { most, per_minute, .. }: &Standing) -> String {
     match per_minute {
         Some(rate) if rate == most => format!("{rate} a minute"),
@@ -414,12 +414,12 @@ const fn or_less(limit: Limit) -> &'static str {
     }
 }
 
-/// When to come again.
+/// When to retry.
 fn again(seconds: Option<u64>) -> String {
     seconds.map_or_else(|| "Try again later.".to_owned(), |seconds| format!("Try again in {seconds} s."))
 }
 
-/// A limit as a client reads it: whole seconds where it is whole.
+/// A limit for clients: an integer where possible.
 fn seconds(limit: Duration) -> String {
     let millis = limit.as_millis();
     if millis.is_multiple_of(1000) { (millis / 1000).to_string() } else { format!("{:.3}", limit.as_secs_f64()) }
