@@ -139,7 +139,7 @@ fn run_by(command: &str) -> Option<RunBy> {
     Some(match words[..] {
         ["cargo", "run", "--", "demo"] => RunBy::Demo,
         ["cargo", "test"] => RunBy::Tests,
-        ["goodput", "check" | "serve" | "engine", ..] | ["curl", ..] | ["echo", ..] => RunBy::Way,
+        ["goodput", "check" | "serve" | "engine" | "plan", ..] | ["curl", ..] | ["echo", ..] => RunBy::Way,
         ["goodput", "key", ..] => RunBy::Key,
         ["docker", "compose", "-f", "deploy/compose/compose.yaml", "up", "--build"] => RunBy::Compose,
         _ => return None,
@@ -282,7 +282,7 @@ fn the_way_to_ones_own_engine() {
                 });
                 running.insert("gateway", gateway);
             }
-            ("goodput", _, Some("check")) => {
+            ("goodput", _, Some("check" | "plan")) => {
                 let checked = goodput(folder.path(), &words[1..], "");
                 assert!(checked.status.success(), "{command}: {}", text(&checked.stdout));
             }

@@ -244,7 +244,7 @@ impl InputCheck {
         match replica.kv_room {
             Some(KvRoom::Tokens(tokens)) => self.positive("kv_tokens_per_replica", tokens, "a number of tokens"),
             Some(KvRoom::Bytes(bytes)) if !(bytes.is_finite() && bytes > 0.0) => {
-                self.add("gpu_memory_gb", "the weights leave no room for the cache; check memory, weights and GPUs");
+                self.add("gpu_memory_gib", "the weights leave no room for the cache; check memory, weights and GPUs");
             }
             Some(KvRoom::Bytes(_)) | None => {}
         }

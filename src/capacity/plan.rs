@@ -502,7 +502,7 @@ mod tests {
             "burst",
             "gpu_hour",
             "gpus_per_replica",
-            "gpu_memory_gb",
+            "gpu_memory_gib",
             "classes[0].peak_rate",
             "classes[0].mean_rate",
             "classes[0].input_tokens",

@@ -6,11 +6,13 @@
 pub mod check;
 pub mod demo;
 mod descriptors;
+mod document;
 pub mod engine;
 pub mod health;
 pub mod key;
 mod logs;
 mod numbers;
+pub mod plan;
 mod print;
 pub mod schema;
 pub mod serve;
@@ -43,6 +45,8 @@ enum Command {
     Key(key::KeyArgs),
     /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
     Engine(engine::EngineArgs),
+    /// Size a fleet from measured goodput: replicas, memory, cost, and what else could happen.
+    Plan(plan::PlanArgs),
     /// Ask a running gateway whether it is well.
     Health(health::HealthArgs),
 }
@@ -57,6 +61,7 @@ pub fn run() -> ExitCode {
         Command::Schema(schema) => schema.run(),
         Command::Key(key) => key.run(),
         Command::Engine(engine) => engine.run(),
+        Command::Plan(plan) => plan.run(),
         Command::Health(health) => health.run(),
     }
 }

@@ -1,0 +1,118 @@
+//! What a sweep measured, read from its summary.
+//!
+//! Read by the names of figures and not by their place: `goodput` (per replica), `target`, `workload`, mean `ttft` and
+//! `tpot` at the knee. A summary with several classes has them under `classes`, each with its name.
+
+use serde_json::Value;
+
+use super::input::{RawClass, RawLaw, RawLength};
+
+/// Fills in what a summary says of a class and nobody said by hand.
+///
+/// # Errors
+/// The summary is no JSON object, or says that there is no goodput to plan with.
+pub(super) fn fill(class: &mut RawClass, summary: &str) -> Result<(), String> {
+    let whole: Value = serde_json::from_str(summary).map_err(|error| format!("it is not JSON: {error}"))?;
+    if !whole.is_object() {
+        return Err("it is not a JSON object".to_owned());
+    }
+    let part = part_of(&whole, class.class.as_deref())?;
+    let found = |names: &[&str]| names.iter().find_map(|name| part.get(name).or_else(|| whole.get(name)));
+    if class.goodput.is_none() {
+        class.goodput = found(&["goodput_per_replica", "goodput"]).and_then(|value| figure(value, "per_replica"));
+        if class.goodput.is_none() {
+            let reason = found(&["reason", "verdict"]).and_then(Value::as_str).unwrap_or("it gives no number for it");
+            return Err(format!("the sweep found no goodput to plan with: {reason}"));
+        }
+    }
+    let target = found(&["target", "joint_target", "joint_attainment_target"]).and_then(Value::as_f64);
+    class.target = class.target.or(target);
+    if class.class.is_none() {
+        class.class = part.get("class").and_then(Value::as_str).map(str::to_owned);
+    }
+    let workload = found(&["workload"]).unwrap_or(&Value::Null);
+    let length = |name: &str| workload.get(name).and_then(length);
+    class.input_tokens = class.input_tokens.or_else(|| length("input_tokens"));
+    class.output_tokens = class.output_tokens.or_else(|| length("output_tokens"));
+    let mean = |names: &[&str]| found(names).and_then(|value| figure(value, "mean"));
+    class.ttft_seconds = class.ttft_seconds.or_else(|| mean(&["ttft_seconds", "ttft"]));
+    class.tpot_seconds = class.tpot_seconds.or_else(|| mean(&["tpot_seconds", "tpot"]));
+    Ok(())
+}
+
+/// What the summary says of this class; the whole of it where it has no classes.
+fn part_of<'a>(whole: &'a Value, class: Option<&str>) -> Result<&'a Value, String> {
+    let Some(classes) = whole.get("classes") else { return Ok(whole) };
+    let name = |part: &Value| part.get("class").or_else(|| part.get("name")).and_then(Value::as_str).map(str::to_owned);
+    let parts: Vec<(Option<String>, &Value)> = match classes {
+        Value::Array(parts) => parts.iter().map(|part| (name(part), part)).collect(),
+        Value::Object(parts) => parts.iter().map(|(name, part)| (Some(name.clone()), part)).collect(),
+        _ => return Ok(whole),
+    };
+    match (class, &parts[..]) {
+        (Some(class), parts) => {
+            let part = parts.iter().find(|(name, _)| name.as_deref() == Some(class)).map(|(_, part)| *part);
+            let names: Vec<&str> = parts.iter().filter_map(|(name, _)| name.as_deref()).collect();
+            part.ok_or_else(|| format!("it has no class {class}; it has {}", names.join(", ")))
+        }
+        (None, [(_, part)]) => Ok(part),
+        (None, _) => Err("it has several classes; say which one is planned (--class)".to_owned()),
+    }
+}
+
+/// A number, or the one of this name in an object.
+fn figure(value: &Value, name: &str) -> Option<f64> {
+    value.as_f64().or_else(|| value.get(name).or_else(|| value.get("value")).and_then(Value::as_f64))
+}
+
+fn length(value: &Value) -> Option<RawLength> {
+    if let Some(mean) = value.as_f64() {
+        return Some(RawLength::Mean(mean));
+    }
+    let number = |name: &str| value.get(name).and_then(Value::as_f64);
+    let law = RawLaw { mean: number("mean"), p50: number("p50"), p95: number("p95") };
+    (law != RawLaw::default()).then_some(RawLength::Law(law))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found_by_name_and_what_was_said_by_hand_stays() {
+        let summary = r#"{"goodput": {"per_replica": 8, "low": 7.5}, "target": 0.92, "tpot": {"mean": 0.035}, "ttft": 0.5,
+            "workload": {"input_tokens": {"p50": 900, "p95": 6000}, "output_tokens": 400}}"#;
+        let mut class = RawClass { target: Some(0.9), ..RawClass::default() };
+        fill(&mut class, summary).unwrap();
+        assert_eq!((class.goodput, class.target), (Some(8.0), Some(0.9)));
+        assert_eq!((class.ttft_seconds, class.tpot_seconds), (Some(0.5), Some(0.035)));
+        assert_eq!(class.output_tokens, Some(RawLength::Mean(400.0)));
+        let law = RawLaw { mean: None, p50: Some(900.0), p95: Some(6000.0) };
+        assert_eq!(class.input_tokens, Some(RawLength::Law(law)));
+    }
+
+    #[test]
+    fn a_class_is_found_by_its_name() {
+        let summary =
+            r#"{"target": 0.9, "classes": [{"class": "chat", "goodput": 8}, {"class": "voice", "goodput": 3}]}"#;
+        let of = |name: Option<&str>| {
+            let mut class = RawClass { class: name.map(str::to_owned), ..RawClass::default() };
+            fill(&mut class, summary).map(|()| (class.goodput, class.target))
+        };
+        assert_eq!(of(Some("voice")), Ok((Some(3.0), Some(0.9))));
+        assert!(of(Some("batch")).unwrap_err().contains("it has chat, voice"));
+        assert!(of(None).unwrap_err().contains("--class"));
+        let mut only = RawClass::default();
+        fill(&mut only, r#"{"classes": {"chat": {"goodput_per_replica": 8}}}"#).unwrap();
+        assert_eq!(only.goodput, Some(8.0));
+    }
+
+    #[test]
+    fn a_sweep_without_a_figure_is_no_basis() {
+        let told = |summary: &str| fill(&mut RawClass::default(), summary).unwrap_err();
+        assert!(told("{").contains("not JSON"));
+        assert!(told("[]").contains("not a JSON object"));
+        assert!(told(r#"{"goodput": null, "reason": "noise: 6.1 to 8.0 over three repetitions"}"#).contains("noise"));
+        assert!(told("{}").contains("no number"));
+    }
+}
