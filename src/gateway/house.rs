@@ -27,7 +27,7 @@ use crate::inspect::Ratios;
 use crate::judge::Objectives;
 use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
 use crate::route::settings::{Concurrency, Pool};
-use crate::route::{EngineState, EngineView, Fleet, PoolView, Promised};
+use crate::route::{EngineView, Fleet, PoolView, Promised};
 use crate::units::{PoolId, Tick};
 
 /// How often seats follow the engines where no request comes.
@@ -242,7 +242,7 @@ impl GatewayState {
     }
 
     /// The seats of every pool follow its engines.
-    fn count_seats(&self) {
+    pub(super) fn count_seats(&self) {
         self.desks.forget_left();
         self.fleet.compare_engines(self.clock.now());
         for (pool, desk) in self.desks.all() {
@@ -259,7 +259,8 @@ fn told(engine: &EngineView) -> EngineReport {
         return EngineReport::default();
     }
     EngineReport {
-        up: matches!(engine.state, EngineState::Up | EngineState::Cooling),
+        up: engine.takes_requests(),
+        drained: engine.is_drained,
         waiting: engine.waiting,
         running: engine.running,
         kv_usage: engine.kv_usage,

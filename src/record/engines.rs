@@ -3,8 +3,10 @@
 /// The last report on one engine. What an engine does not tell is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineReport {
-    /// It takes requests: healthy, breaker closed, not draining, not asleep.
+    /// It takes requests: healthy, breaker closed, not drained, not asleep.
     pub up: bool,
+    /// An operator has drained it.
+    pub drained: bool,
     /// Requests that wait inside the engine.
     pub waiting: Option<f64>,
     /// Requests that the engine computes.

@@ -568,6 +568,7 @@ async fn engines_reload_and_process_are_told() {
     let report = EngineReport {
         up: true,
         waiting: Some(2.0),
+        drained: false,
         running: None,
         kv_usage: Some(0.5),
         seats: Some(12.0),
@@ -581,6 +582,7 @@ async fn engines_reload_and_process_are_told() {
     let labels = "{pool=\"main\",engine=\"vllm-0:8000\"}";
     assert_eq!(told[&format!("goodput_engine_up{labels}")], 1.0);
     assert_eq!(told[&format!("goodput_engine_waiting{labels}")], 2.0);
+    assert_eq!(told[&format!("goodput_engine_drained{labels}")], 0.0);
     assert_eq!(told[&format!("goodput_engine_kv_usage{labels}")], 0.5);
     assert!(!told.contains_key(&format!("goodput_engine_running{labels}")), "what is not known is absent");
     assert_eq!(told[&format!("goodput_engine_seats{labels}")], 12.0);
@@ -1025,6 +1027,7 @@ async fn every_metric_is_listed_with_its_labels() {
     let report = EngineReport {
         up: true,
         waiting: Some(2.0),
+        drained: false,
         running: Some(1.0),
         kv_usage: Some(0.5),
         seats: Some(12.0),
