@@ -9,11 +9,16 @@ pub mod access;
 pub mod burn;
 pub mod drift;
 mod edges;
+mod engine_stats;
 mod engines;
 mod family;
 mod finished;
+mod history;
+mod last_hour;
+mod latency_counts;
 mod live;
 mod metrics;
+mod misses;
 mod open;
 mod process;
 mod series;
@@ -25,8 +30,11 @@ mod tests;
 mod visit;
 
 pub use access::AccessLines;
+pub use engine_stats::EngineHour;
 pub use engines::EngineReport;
-pub use finished::{RequestRecord, Retry, RetryCounts};
+pub use finished::{AttemptRecord, RequestRecord, Retry, RetryCounts};
+pub use history::{HistoryPoint, HistorySpan};
+pub use misses::MissRecord;
 pub use standing::SloStatus;
 pub use table::{ClassShape, SeriesShape, TenantShape};
 pub use visit::{ActiveRequest, RequestEnd, RequestPolicy};
@@ -43,8 +51,10 @@ use tokio::sync::Notify;
 use crate::clock::Clock;
 use crate::units::{ClassId, Doorstep, EngineId, PoolId, RequestId, Tick, Tokens};
 
+use engine_stats::EngineStats;
 use live::GaugeCollector;
 use metrics::Metrics;
+use misses::RecentMisses;
 use open::InFlightRegistry;
 use table::Table;
 
@@ -116,6 +126,8 @@ struct Inner {
     metrics: Metrics,
     table: ArcSwap<Table>,
     open: InFlightRegistry,
+    misses: RecentMisses,
+    engine_stats: EngineStats,
     engines: Mutex<Vec<(PoolId, EngineId, EngineReport)>>,
     seats: Mutex<Vec<(PoolId, SeatReport)>>,
     levels: Mutex<Vec<(ClassId, LevelReport)>>,
@@ -142,6 +154,8 @@ impl Recorder {
                 metrics,
                 table,
                 open: InFlightRegistry::default(),
+                misses: RecentMisses::default(),
+                engine_stats: EngineStats::default(),
                 engines: Mutex::default(),
                 seats: Mutex::default(),
                 levels: Mutex::default(),
@@ -158,6 +172,7 @@ impl Recorder {
     /// counters keep their values.
     pub fn bind(&self, shape: &SeriesShape) {
         let table = self.0.table.load().bind(&self.0.metrics, shape, self.now());
+        self.0.misses.keep_classes(&table.current);
         self.0.table.store(Arc::new(table));
         let series = self.0.metrics.series();
         if series > MANY_SERIES {
@@ -182,7 +197,10 @@ impl Recorder {
     /// Counts one request and writes its line. Nothing else counts requests.
     pub fn note(&self, finished: impl Into<Box<RequestRecord>>) {
         let finished = finished.into();
-        self.0.table.load().note(&finished);
+        let table = self.0.table.load();
+        table.note(&finished);
+        self.0.engine_stats.note(&finished);
+        self.0.misses.note(&finished, table.default_class());
         if let Some(access) = &self.0.access {
             let written = access.write(finished);
             if !written {

@@ -14,7 +14,7 @@ use crate::refuse::Rejection;
 use crate::units::{ClassId, ClientState, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
 use super::Recorder;
-use super::finished::{RequestRecord, Retry, RetryCounts};
+use super::finished::{AttemptRecord, RequestRecord, Retry, RetryCounts};
 use super::open::InFlightRequest;
 
 /// What applies to a request once its class is known.
@@ -92,7 +92,7 @@ struct RequestFields {
     model: Option<Arc<str>>,
     pool: Option<PoolId>,
     engine: Option<EngineId>,
-    attempts: u32,
+    tried: Vec<AttemptRecord>,
     retries: RetryCounts,
     arrival: Tick,
     body_complete: Option<Tick>,
@@ -118,7 +118,7 @@ impl ActiveRequest {
             model: None,
             pool: None,
             engine: None,
-            attempts: 0,
+            tried: Vec::new(),
             retries: RetryCounts::default(),
             arrival,
             body_complete: None,
@@ -255,12 +255,19 @@ impl ActiveRequest {
     }
 
     /// An attempt begins.
-    pub fn attempts(&mut self, pool: &PoolId, engine: EngineId) {
+    pub fn attempts(&mut self, pool: &PoolId, engine: EngineId, at: Tick) {
         let fields = &mut *self.fields;
-        fields.attempts += 1;
+        fields.tried.push(AttemptRecord { pool: pool.clone(), engine: engine.clone(), begin: at, failed: None });
         fields.engine = Some(engine);
         if fields.pool.as_ref() != Some(pool) {
             self.stands(pool.clone(), false);
+        }
+    }
+
+    /// The attempt under way failed before the client got anything of it.
+    pub fn attempt_failed(&mut self, how: Retry, at: Tick) {
+        if let Some(attempt) = self.fields.tried.last_mut() {
+            attempt.failed = Some((at, how));
         }
     }
 
@@ -336,7 +343,8 @@ impl ActiveRequest {
                 model: fields.model,
                 pool: fields.pool,
                 engine: fields.engine,
-                attempts: fields.attempts,
+                attempts: u32::try_from(fields.tried.len()).unwrap_or(u32::MAX),
+                tried: fields.tried,
                 retries: fields.retries,
                 status,
                 left,
