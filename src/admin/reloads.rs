@@ -52,8 +52,11 @@ mod tests {
 
     use futures_util::future::BoxFuture;
 
-    use super::super::{ClassStanding, Degradation, LevelError};
+    use super::super::status::{EngineStatus, GatewayStatus};
+    use super::super::{ClassStanding, Degradation, DrainOrder, LevelError};
     use super::*;
+    use crate::record::HistorySpan;
+    use crate::route::DrainError;
 
     #[derive(Default)]
     struct Counted(AtomicUsize);
@@ -67,6 +70,12 @@ mod tests {
         }
         fn slo(&self) -> Vec<ClassStanding> {
             Vec::new()
+        }
+        fn status(&self, _: HistorySpan) -> GatewayStatus {
+            GatewayStatus::default()
+        }
+        fn drain(&self, _: &DrainOrder) -> Result<EngineStatus, DrainError> {
+            Err(DrainError::UnknownEngine)
         }
         fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
             Err(LevelError::UnknownClass)

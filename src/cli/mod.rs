@@ -16,6 +16,7 @@ pub mod schema;
 pub mod serve;
 pub mod service;
 mod signals;
+mod status;
 
 use std::process::ExitCode;
 
