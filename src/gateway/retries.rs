@@ -274,11 +274,11 @@ impl<'a> RetryLoop<'a> {
                     fresh = false;
                 }
                 Next::Another => {
-                    self.attempt_failed(happened);
+                    self.leave_engine(happened);
                     return Ok(EngineResult::Another);
                 }
                 Next::Relay | Next::GiveUp => {
-                    self.attempt_failed(happened);
+                    self.leave_engine(happened);
                     return Ok(EngineResult::LeavePool { may_spill: self.may_spill(place.is_away, happened) });
                 }
             }
@@ -286,8 +286,8 @@ impl<'a> RetryLoop<'a> {
     }
 
     /// No further try of this engine.
-    fn attempt_failed(&mut self, happened: Happened) {
-        self.active.attempt_failed(reason_of(happened), self.now);
+    fn leave_engine(&mut self, happened: Happened) {
+        self.active.engine_failed(reason_of(happened), self.now);
         self.behind = Some(happened);
     }
 

@@ -264,8 +264,8 @@ impl ActiveRequest {
         }
     }
 
-    /// The attempt under way failed before the client got anything of it.
-    pub fn attempt_failed(&mut self, how: Retry, at: Tick) {
+    /// The engine of the attempt under way failed before the client got anything of it.
+    pub fn engine_failed(&mut self, how: Retry, at: Tick) {
         if let Some(attempt) = self.fields.tried.last_mut() {
             attempt.failed = Some((at, how));
         }

@@ -14,7 +14,9 @@ pub(super) fn section(status: &GatewayStatus, has_token: bool) -> Markup {
             h2 id="actions-title" { "Actions" }
             noscript { p { "Without JavaScript: send them with the token as a bearer, as the documentation of operations shows." } }
             @if has_token {
-                p.field {
+                form.field {
+                    // Browsers want one beside every password.
+                    input type="text" autocomplete="username" value="operator" hidden;
                     label for="token" { "Admin token" }
                     input id="token" type="password" autocomplete="off" spellcheck="false";
                     span.note { "stays in this page; what changes something is sent with it" }

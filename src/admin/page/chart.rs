@@ -10,8 +10,10 @@ use crate::admin::status::{HistoryStatus, MissStatus};
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 96.0;
 const BARS: f64 = 36.0;
-/// Bars of a plot: each tells of several points.
+/// Bars of a plot at most: each tells of one point or several.
 const COLUMNS: usize = 60;
+/// The shortest distance of two points, in seconds.
+const POINT: f64 = 10.0;
 /// The lowest share of a budget that a plot shows.
 const LOWEST: f64 = -1.0;
 
@@ -73,14 +75,14 @@ pub(super) fn budget(points: &[HistoryStatus], span_seconds: f64, label: &str) -
 /// Requests met and missed over the same span, in columns.
 pub(super) fn outcomes(points: &[HistoryStatus], span_seconds: f64, label: &str) -> (u64, Markup) {
     let end = points.last().map_or(0.0, |point| point.unix_seconds);
-    let mut columns = [(0, 0); COLUMNS];
+    let mut columns = vec![(0, 0); ((span_seconds / POINT) as usize).clamp(12, COLUMNS)];
     for point in points {
-        let age = ((end - point.unix_seconds) / span_seconds.max(1.0) * COLUMNS as f64).max(0.0) as usize;
-        let Some(column) = COLUMNS.checked_sub(age + 1).and_then(|at| columns.get_mut(at)) else { continue };
+        let age = ((end - point.unix_seconds) / span_seconds.max(1.0) * columns.len() as f64).max(0.0) as usize;
+        let Some(column) = columns.len().checked_sub(age + 1).and_then(|at| columns.get_mut(at)) else { continue };
         *column = (column.0 + point.met, column.1 + point.judged - point.met);
     }
     let most = columns.iter().map(|(met, missed)| met + missed).max().unwrap_or(0);
-    let step = WIDTH / COLUMNS as f64;
+    let step = WIDTH / columns.len() as f64;
     let high = |requests: u64| requests as f64 / most.max(1) as f64 * BARS;
     let svg = html! {
         svg.bars viewBox={ "0 0 " (WIDTH) " " (BARS) } preserveAspectRatio="none" role="img" aria-label=(label) {

@@ -17,7 +17,7 @@ pub(super) fn table(status: &GatewayStatus) -> Markup {
         section id="classes" aria-labelledby="classes-title" {
             h2 id="classes-title" { "Classes" }
             @if status.classes.is_empty() { p.empty { "No class." } } @else {
-                div.scroll tabindex="0" role="region" aria-labelledby="classes-title" {
+                div.scroll tabindex="0" role="group" aria-label="Table of classes" {
                     table.cards role="table" {
                         thead role="rowgroup" {
                             tr role="row" {

@@ -22,7 +22,7 @@ pub(super) fn section(status: &GatewayStatus) -> Markup {
                     }
                     span { svg viewBox="0 0 10 10" aria-hidden="true" { line.promised x1="5" x2="5" y1="0" y2="10" {} } "first token promised" }
                 }
-                div.scroll tabindex="0" role="region" aria-labelledby="misses-title" {
+                div.scroll tabindex="0" role="group" aria-label="Table of misses" {
                     table.cards.misses role="table" {
                         thead role="rowgroup" {
                             tr role="row" {

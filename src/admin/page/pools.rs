@@ -31,7 +31,7 @@ fn one(pool: &PoolStatus) -> Markup {
             }
         }
         @if pool.engines.is_empty() { p.empty { "No engine: its name resolves to nothing, or nothing was looked up yet." } } @else {
-            div.scroll tabindex="0" role="region" aria-labelledby=(title) {
+            div.scroll tabindex="0" role="group" aria-labelledby=(title) {
                 table.cards role="table" {
                     thead role="rowgroup" {
                         tr role="row" {

@@ -136,9 +136,9 @@
   };
 
   document.addEventListener('submit', async (event) => {
+    event.preventDefault();
     const form = event.target.closest('form[data-post]');
     if (!form) return;
-    event.preventDefault();
     const told = document.getElementById('told');
     const token = document.getElementById('token')?.value;
     const body = wish(form, event.submitter);

@@ -12,7 +12,7 @@ pub(super) fn section(status: &GatewayStatus) -> Markup {
         section id="tenants" aria-labelledby="tenants-title" {
             h2 id="tenants-title" { "Tenants" }
             @if status.tenants.is_empty() { p.empty { "No tenant: the settings name none, so everybody may ask." } } @else {
-                div.scroll tabindex="0" role="region" aria-labelledby="tenants-title" {
+                div.scroll tabindex="0" role="group" aria-label="Table of tenants" {
                     table.cards role="table" {
                         thead role="rowgroup" {
                             tr role="row" {
