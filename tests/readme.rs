@@ -308,7 +308,7 @@ fn the_way_to_ones_own_engine() {
     }
     assert_eq!((asked, seen.len()), (1, 2));
     let page = get(&admin, "/").expect("a page for browsers");
-    assert!(page.contains("<table>") && page.contains("chat"), "{page}");
+    assert!(page.contains("id=\"class-chat\""), "{page}");
     queries_name_what_is_there(&get(&admin, "/metrics").expect("a page"));
     access_lines_have_the_documented_fields(&running["gateway"]);
 }

@@ -6,7 +6,9 @@
 //! | `GET /readyz` | 200 from the first good settings until the process leaves, 503 after |
 //! | `GET /metrics` | Prometheus text 0.0.4; OpenMetrics 1.0 where the `Accept` header prefers it |
 //! | `GET /slo` | attainment of each class, as JSON |
-//! | `GET /` | the same as a page |
+//! | `GET /status` | everything there is to show, as JSON |
+//! | `GET /` | the same as a page; `GET /events` keeps an open one up to date, `GET /assets/..` is what it loads |
+//! | `POST /-/drain` | drains an engine, for a while or until it is put back; only with a token |
 //! | `POST /-/degrade` | sets the overload level of a class, for a while or until it is handed back; only with a token |
 //! | `POST /-/reload` | reads the settings again: 200 with the keys that wait for a restart, or 409 with the problems while the old ones stay |
 //!
@@ -17,11 +19,16 @@
 //! What is shown comes through [`AdminView`]; this room keeps nothing and counts nothing. Any listener can carry
 //! the router: `cli` gives it one of `accept`'s, with its limits on time and size.
 
+mod assets;
+mod drain;
+mod events;
 mod guard;
 mod negotiate;
 mod page;
 mod reloads;
+pub mod status;
 
+pub use drain::DrainOrder;
 pub use guard::Hosts;
 
 use std::io::Write as _;
@@ -45,10 +52,14 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
+use self::events::LivePage;
 use self::guard::is_cross_site_write;
 use self::reloads::Reloads;
+use self::status::{EngineStatus, GatewayStatus};
 use crate::clock::Clock;
 use crate::framing::ResponseHeaders;
+use crate::record::HistorySpan;
+use crate::route::DrainError;
 
 /// What the operators' port shows and does.
 pub trait AdminView: Send + Sync + 'static {
@@ -60,6 +71,16 @@ pub trait AdminView: Send + Sync + 'static {
 
     /// How each class stands.
     fn slo(&self) -> Vec<ClassStanding>;
+
+    /// Everything there is to show, the histories of classes over this span. Called on a thread that may be
+    /// kept busy.
+    fn status(&self, span: HistorySpan) -> GatewayStatus;
+
+    /// Drains an engine, or puts it back.
+    ///
+    /// # Errors
+    /// There is no such engine, or it is the last one.
+    fn drain(&self, order: &DrainOrder) -> Result<EngineStatus, DrainError>;
 
     /// Sets the overload level of a class, for so long or until it is handed back; or hands it
     /// back (`None`).
@@ -82,7 +103,7 @@ pub trait AdminView: Send + Sync + 'static {
 pub type Reloaded = Result<Vec<&'static str>, Vec<String>>;
 
 /// How a class stands against its promise, over its window.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClassStanding {
     /// The class.
     pub class: String,
@@ -113,14 +134,14 @@ pub struct ClassStanding {
 }
 
 /// At which overload level a class is, and what was measured last.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Degradation {
     /// Levels in force.
     pub level: usize,
     /// Levels that it has.
     pub levels: usize,
     /// What those in force do.
-    pub actions: Vec<&'static str>,
+    pub actions: Vec<String>,
     /// Whether it was set by hand.
     pub forced: bool,
     /// For how many seconds that still stands; absent where it has no end, or was not.
@@ -144,7 +165,7 @@ pub enum LevelError {
 }
 
 /// A burn rate over one window.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BurnRate {
     /// The window's length in seconds.
     pub window_seconds: u64,
@@ -171,14 +192,21 @@ pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router 
         async move { told(reloads.run(|| view.reload()).await) }
     };
     let has_token = access.token.is_some();
+    let live = Arc::new(LivePage::new(Arc::clone(&view), clock, has_token));
+    let events = Arc::clone(&live);
     // One page is made at a time: with many series it takes a thread and memory for a while.
     let turn = Arc::new(Semaphore::new(1));
+    let status_turn = Arc::new(Semaphore::new(1));
     let guarded = Router::new()
-        .route("/", get(status))
+        .route("/", get(move |request| live.page(request)))
+        .route("/events", get(move |request| events.events(request)))
+        .route("/status", get(move |view, request| status(view, request, Arc::clone(&status_turn))))
+        .route("/assets/{name}", get(assets::file))
         .route("/metrics", get(move |view, headers| metrics(view, headers, Arc::clone(&turn))))
         .route("/slo", get(slo))
         .route("/-/reload", post(reload))
         .route("/-/degrade", if has_token { post(degrade) } else { post(not_without_token) })
+        .route("/-/drain", if has_token { post(drain::drain) } else { post(not_without_token) })
         .layer(middleware::from_fn_with_state(Arc::new(access), keep_out));
     Router::new()
         .route("/livez", get(|| async { plain(StatusCode::OK, "alive\n") }))
@@ -187,7 +215,7 @@ pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router 
         .fallback(|| async {
             plain(
                 StatusCode::NOT_FOUND,
-                "no such page; there are /, /metrics, /slo, /livez, /readyz, and POST /-/reload and /-/degrade\n",
+                "no such page; there are /, /status, /metrics, /slo, /livez, /readyz, and POST /-/reload, /-/degrade and /-/drain\n",
             )
         })
         .with_state(view)
@@ -309,13 +337,17 @@ async fn degrade(State(view): SharedView, request: Request) -> Response {
 
 /// What changes what clients get is for those only who can show who they are.
 async fn not_without_token() -> Response {
-    plain(StatusCode::FORBIDDEN, "an override needs a token: set admin.token_file and restart\n")
+    plain(StatusCode::FORBIDDEN, "what changes something needs a token: set admin.token_file and restart\n")
 }
 
-async fn status(State(view): SharedView) -> Response {
-    let page = page::render(view.is_ready(), &view.slo());
-    let headers = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];
-    (headers, page).into_response()
+async fn status(State(view): SharedView, request: Request, turn: Arc<Semaphore>) -> Response {
+    let Some(span) = events::span_of(&request) else { return events::unknown_span() };
+    let _turn = turn.acquire_owned().await;
+    let made = tokio::task::spawn_blocking(move || serde_json::to_vec(&view.status(span)));
+    let Ok(Ok(body)) = made.await else {
+        return plain(StatusCode::INTERNAL_SERVER_ERROR, "the status could not be made; the log says why\n");
+    };
+    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
 }
 
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -427,6 +459,32 @@ mod tests {
             vec![ClassStanding { class: "<chat>".to_owned(), met: 9, total: 10, burn_rate, ..ClassStanding::default() }]
         }
 
+        fn status(&self, span: HistorySpan) -> GatewayStatus {
+            let class = |standing| status::ClassStatus { standing, ..status::ClassStatus::default() };
+            let classes = self.slo().into_iter().map(class).collect();
+            GatewayStatus {
+                ready: self.ready,
+                history_span: span.as_str().to_owned(),
+                classes,
+                ..GatewayStatus::default()
+            }
+        }
+
+        fn drain(&self, order: &DrainOrder) -> Result<EngineStatus, DrainError> {
+            let drained_for_seconds = order.length.map(|length| length.as_secs());
+            match (order.pool.as_str(), order.engine.as_str()) {
+                ("main", "last") if order.drain && !order.may_empty_pool => Err(DrainError::LastEngine),
+                ("main", "a" | "last") => Ok(EngineStatus {
+                    engine: order.engine.to_string(),
+                    drained: order.drain,
+                    drained_for_seconds,
+                    ..EngineStatus::default()
+                }),
+                ("main", _) => Err(DrainError::UnknownEngine),
+                _ => Err(DrainError::UnknownPool),
+            }
+        }
+
         fn force_level(
             &self,
             class: &str,
@@ -490,7 +548,7 @@ mod tests {
 
     #[tokio::test]
     async fn everything_else_asks_for_the_token_where_there_is_one() {
-        for path in ["/metrics", "/slo", "/"] {
+        for path in ["/metrics", "/slo", "/status", "/", "/assets/status.css"] {
             assert_eq!(ask(good(), None, "GET", path, None).await.status, 200, "{path}");
             assert_eq!(ask(good(), Some("t"), "GET", path, None).await.status, 401, "{path}");
             let right = Some(("authorization", "bearer t"));
@@ -534,7 +592,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_changed_by_what_a_browser_sends_of_itself() {
         let line = format!("Basic {}", STANDARD.encode("a:t"));
-        for path in ["/-/reload", "/-/degrade"] {
+        for path in ["/-/reload", "/-/degrade", "/-/drain"] {
             assert_eq!(
                 ask(good(), Some("t"), "POST", path, Some(("authorization", &line))).await.status,
                 401,
@@ -712,6 +770,164 @@ mod tests {
         let high = degrade(Some("t"), "Bearer t", r#"{"class":"chat","level":3}"#).await;
         assert_eq!(high.status, 409);
         assert!(high.text.contains("has 2 levels"), "{}", high.text);
+    }
+
+    async fn drain(token: Option<&str>, bearer: &str, body: &str) -> Answered {
+        let request = Request::builder().method("POST").uri("/-/drain").header("authorization", bearer);
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        answered(router(Arc::new(good()), access(token), Clock::start()).oneshot(request).await.unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn an_engine_is_drained_and_put_back_only_with_the_token() {
+        let order = r#"{"pool":"main","engine":"a","drain":true,"for_seconds":900}"#;
+        assert_eq!(drain(None, "Bearer t", order).await.status, 403, "none is configured");
+        assert_eq!(drain(Some("t"), "Bearer x", order).await.status, 401);
+        let drained = drain(Some("t"), "Bearer t", order).await;
+        assert_eq!((drained.status, drained.kind.as_str()), (200, "application/json"));
+        assert!(drained.text.contains(r#""drained":true,"drained_for_seconds":900"#), "{}", drained.text);
+        let back = drain(Some("t"), "Bearer t", r#"{"pool":"main","engine":"a","drain":false}"#).await;
+        assert!(back.text.contains(r#""drained":false"#), "{}", back.text);
+    }
+
+    #[tokio::test]
+    async fn a_drain_that_cannot_be_is_told_so() {
+        for bad in [
+            "",
+            "[]",
+            r#"{"pool":"main","engine":"a"}"#,
+            r#"{"pool":"main","engine":"a","drain":1}"#,
+            r#"{"pool":"main","engine":"a","drain":true,"for":"1h"}"#,
+            r#"{"pool":"main","engine":"a","drain":true,"for_seconds":0}"#,
+            r#"{"pool":"main","engine":"a","drain":true,"for_seconds":604801}"#,
+            r#"{"pool":"main","engine":"a","drain":false,"for_seconds":60}"#,
+        ] {
+            assert_eq!(drain(Some("t"), "Bearer t", bad).await.status, 400, "{bad}");
+        }
+        for (order, status, told) in [
+            (r#"{"pool":"x","engine":"a","drain":true}"#, 404, "no pool"),
+            (r#"{"pool":"main","engine":"x","drain":true}"#, 404, "no engine"),
+            (r#"{"pool":"main","engine":"last","drain":true}"#, 409, "may_empty_pool"),
+            (r#"{"pool":"main","engine":"last","drain":true,"may_empty_pool":true}"#, 200, "last"),
+        ] {
+            let answered = drain(Some("t"), "Bearer t", order).await;
+            assert_eq!(answered.status, status, "{order}");
+            assert!(answered.text.contains(told), "{}", answered.text);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_page_allows_nothing_inline_and_its_files_are_kept_by_their_build() {
+        let router = router(Arc::new(good()), Access::default(), Clock::start());
+        let get = |path: String| {
+            let router = router.clone();
+            async move { router.oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap() }
+        };
+        let page = get("/".to_owned()).await;
+        let policy = page.headers()["content-security-policy"].to_str().unwrap().to_owned();
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+        assert!(policy.contains("frame-ancestors 'none'") && policy.contains("form-action 'none'"), "{policy}");
+        for (path, kept) in [
+            (format!("/assets/status.js?{}", *assets::BUILD), true),
+            ("/assets/status.js".to_owned(), false),
+            ("/assets/status.css?old".to_owned(), false),
+        ] {
+            let file = get(path.clone()).await;
+            let cache = file.headers()[CACHE_CONTROL].to_str().unwrap();
+            assert_eq!((file.status().as_u16(), cache.contains("immutable")), (200, kept), "{path}");
+        }
+        assert_eq!(get("/assets/other.js".to_owned()).await.status(), 404);
+        for path in ["/", "/events", "/status"] {
+            assert_eq!(get(format!("{path}?span=year")).await.status(), 400, "{path}");
+        }
+        let day = get("/status?span=day".to_owned()).await.into_body().collect().await.unwrap().to_bytes();
+        assert!(String::from_utf8_lossy(&day).contains(r#""history_span":"day""#));
+    }
+
+    /// The events of an open page until these have come; virtual time passes meanwhile.
+    async fn events_until(body: &mut Body, text: &mut String, wanted: &str) {
+        while !text.contains(wanted) {
+            let frame = body.frame().await.expect("it goes on").expect("it does not break");
+            text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap());
+        }
+    }
+
+    /// Reports the number of looks as the requests that were met.
+    #[derive(Default)]
+    struct Counting(std::sync::atomic::AtomicU64);
+
+    impl AdminView for Counting {
+        fn metrics(&self, _: bool) -> String {
+            String::new()
+        }
+
+        fn is_ready(&self) -> bool {
+            true
+        }
+
+        fn slo(&self) -> Vec<ClassStanding> {
+            Vec::new()
+        }
+
+        fn status(&self, _: HistorySpan) -> GatewayStatus {
+            let met = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+            let standing =
+                ClassStanding { class: "chat".to_owned(), met: 7000 + met, total: 9000, ..Default::default() };
+            let classes = vec![status::ClassStatus { standing, ..Default::default() }];
+            GatewayStatus { ready: true, classes, ..GatewayStatus::default() }
+        }
+
+        fn drain(&self, _: &DrainOrder) -> Result<EngineStatus, DrainError> {
+            Err(DrainError::UnknownPool)
+        }
+
+        fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
+            Err(LevelError::UnknownClass)
+        }
+
+        fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_open_page_is_told_all_parts_at_first_and_then_what_changed() {
+        let clock = Clock::start();
+        let router = router(Arc::new(Counting::default()), Access::default(), clock);
+        let response = router.oneshot(Request::get("/events").body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.headers()[CONTENT_TYPE], "text/event-stream");
+        let mut body = response.into_body();
+        let mut text = String::new();
+        events_until(&mut body, &mut text, "event: actions\n").await;
+        assert!(text.starts_with("retry: 2000\nevent: build\ndata: "), "{text}");
+        for part in ["gateway", "classes", "budgets", "pools", "tenants", "misses"] {
+            assert!(text.contains(&format!("event: {part}\ndata: <")), "{part}: {text}");
+        }
+        let mut more = String::new();
+        events_until(&mut body, &mut more, "7\u{202f}002 of").await;
+        assert_eq!(clock.now(), crate::units::Tick::from_millis(2000));
+        assert!(more.contains("event: classes\n") && !more.contains("event: pools\n"), "{more}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_looks_at_the_same_time_shares_one_look_and_too_many_are_turned_away() {
+        let view = Arc::new(Counting::default());
+        let router = router(Arc::clone(&view) as Arc<dyn AdminView>, Access::default(), Clock::start());
+        let open = || router.clone().oneshot(Request::get("/events").body(Body::empty()).unwrap());
+        let mut bodies = Vec::new();
+        for _ in 0..32 {
+            let response = open().await.unwrap();
+            assert_eq!(response.status(), 200);
+            bodies.push(response.into_body());
+        }
+        for body in &mut bodies {
+            events_until(body, &mut String::new(), "event: actions\n").await;
+        }
+        assert_eq!(view.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+        let refused = open().await.unwrap();
+        assert_eq!((refused.status().as_u16(), refused.headers().contains_key("retry-after")), (503, true));
+        bodies.pop();
+        assert_eq!(open().await.unwrap().status(), 200, "one went");
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::limit::settings::Limits;
-use super::limit::{self, Ledger, Used, Wanted};
+use super::limit::{self, Ledger, Scope, Standing, Used, Wanted};
 use super::shared::settings::LimitsStore;
 use super::shared::{self, Denied, Keeper, Store};
 use crate::clock::Clock;
@@ -68,6 +68,20 @@ impl Books {
                 let reserved = Box::pin(store.reserve(tenant, model, wanted, at)).await?;
                 Ok(Reservation::Shared(Box::new(reserved)))
             }
+        }
+    }
+
+    /// Where a tenant's limits of one scope stand: its own (`None`), or those for one model. Of shared
+    /// limits it is the store's last word, and what the store has not told is left out.
+    #[must_use]
+    pub fn standings(&self, tenant: &TenantId, model: Option<&str>, at: Tick) -> Vec<Standing> {
+        match self {
+            Books::Here(ledger) => {
+                let scope = if model.is_some() { Scope::Model } else { Scope::Tenant };
+                let all = ledger.standings(tenant, model.unwrap_or_default(), at);
+                all.into_iter().filter(|standing| standing.scope == scope).collect()
+            }
+            Books::Shared(store) => store.standings(tenant, model, at),
         }
     }
 

@@ -47,7 +47,7 @@ pub use numbers::{By, EDGES, Ended, Numbers};
 pub use reservation::Reservation;
 
 use super::limit::settings::{Allowance, Limits, Rate};
-use super::limit::{Exhausted, Ledger, Output, Wanted};
+use super::limit::{Exhausted, Ledger, Output, Standing, Wanted};
 use crate::clock::Clock;
 use crate::locks::Mutex;
 use crate::units::{TenantId, Tick};
@@ -231,6 +231,12 @@ impl Store {
     #[must_use]
     pub fn running(&self, tenant: &TenantId) -> u64 {
         self.0.tenants.get(tenant).map_or(0, |tenant| tenant.desk.lock().account.running())
+    }
+
+    /// Where a tenant's limits of one scope (`None`: its own) stand by the store's last word.
+    #[must_use]
+    pub fn standings(&self, tenant: &TenantId, model: Option<&str>, at: Tick) -> Vec<Standing> {
+        self.0.tenants.get(tenant).map(|tenant| tenant.desk.lock().account.standings(model, at)).unwrap_or_default()
     }
 
     /// Statistics.

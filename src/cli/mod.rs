@@ -18,6 +18,7 @@ pub mod schema;
 pub mod serve;
 pub mod service;
 mod signals;
+mod status;
 
 use std::process::ExitCode;
 

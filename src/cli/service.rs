@@ -14,16 +14,17 @@ use tower::ServiceExt;
 
 use crate::accept::settings::{Listen, Shutdown};
 use crate::accept::{ConnectionServer, Drain, DrainPhase, ListenError, Listener};
-use crate::admin::{self, Access, AdminView, BurnRate, ClassStanding, Degradation, Hosts};
+use crate::admin::status::{EngineStatus, GatewayStatus};
+use crate::admin::{self, Access, AdminView, BurnRate, ClassStanding, Degradation, DrainOrder, Hosts};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::watch::{LoadError, Reload, Reloader, RestartKeys, SettingsFile, watch};
 use crate::dial::{Dial, Sockets};
 use crate::gateway::{Gateway, GatewayDeps, LevelView, OverrideError};
 use crate::record::settings::AccessLog;
-use crate::record::{self, Format, RecordSinks, Recorder, access};
-use crate::route::Unlisted;
+use crate::record::{self, Format, HistorySpan, RecordSinks, Recorder, access};
 use crate::route::probe::Probes;
+use crate::route::{DrainError, Unlisted};
 use crate::units::seconds_up;
 
 /// Why a gateway did not start.
@@ -136,6 +137,7 @@ impl Service {
         let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers } = self;
         let mut tasks = BackgroundTasks::default();
         tasks.spawn("seats and levels", gateway.clone().keep_seats());
+        tasks.spawn("history", gateway.recorder.clone().keep_history());
         tasks.spawn("lists of models", tell_of_models(clock, gateway.clone()));
         tasks.spawn("books", gateway.clone().keep_books());
         let sweeping = Arc::clone(&gateway.lines);
@@ -422,6 +424,19 @@ impl AdminView for ServiceView {
         standings(&self.gateway)
     }
 
+    fn status(&self, span: HistorySpan) -> GatewayStatus {
+        super::status::status(&self.gateway, span, self.is_ready())
+    }
+
+    fn drain(&self, order: &DrainOrder) -> Result<EngineStatus, DrainError> {
+        let DrainOrder { pool, engine, drain, length, may_empty_pool } = order;
+        let view = match drain {
+            true => self.gateway.drain_engine(pool, engine, *length, *may_empty_pool)?,
+            false => self.gateway.put_back_engine(pool, engine)?,
+        };
+        Ok(super::status::of_engine(&self.gateway, pool, &view))
+    }
+
     fn force_level(
         &self,
         class: &str,
@@ -477,7 +492,7 @@ fn degradation(view: &LevelView) -> Degradation {
     Degradation {
         level: view.level,
         levels: view.levels,
-        actions: view.actions.iter().map(|kind| kind.as_str()).collect(),
+        actions: view.actions.iter().map(|kind| kind.as_str().to_owned()).collect(),
         forced: view.is_forced,
         // Rounded up: it stands as long as it is told.
         forced_for_seconds: view.forced_for.map(seconds_up),

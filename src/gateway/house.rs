@@ -27,7 +27,7 @@ use crate::inspect::{BlockKey, Ratios};
 use crate::judge::Objectives;
 use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
 use crate::route::settings::{Concurrency, Pool};
-use crate::route::{EngineState, EngineView, Fleet, PoolView, Promised};
+use crate::route::{EngineView, Fleet, PoolView, Promised};
 use crate::units::{PoolId, Tick};
 
 /// Interval at which seats follow the engines without requests.
@@ -245,7 +245,7 @@ impl GatewayState {
     }
 
     /// Updates the seats of every pool to its engines.
-    fn count_seats(&self) {
+    pub(super) fn count_seats(&self) {
         self.desks.forget_left();
         self.fleet.compare_engines(self.clock.now());
         for (pool, desk) in self.desks.all() {
@@ -262,7 +262,8 @@ fn told(engine: &EngineView) -> EngineReport {
         return EngineReport::default();
     }
     EngineReport {
-        up: matches!(engine.state, EngineState::Up | EngineState::Cooling),
+        up: engine.takes_requests(),
+        drained: engine.is_drained,
         waiting: engine.waiting,
         running: engine.running,
         kv_usage: engine.kv_usage,

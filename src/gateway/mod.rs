@@ -57,6 +57,7 @@ pub(crate) mod completion;
 mod early;
 mod engine_effects;
 mod house;
+mod manual_drain;
 mod mark;
 mod models;
 mod overload;

@@ -235,7 +235,7 @@ impl<'a> RetryLoop<'a> {
         let place = self.place(bound, engine);
         let signals = Arc::clone(work.signals());
         let mut work = Some(work);
-        self.active.attempts(&place.pool, place.engine.clone());
+        self.active.attempts(&place.pool, place.engine.clone(), self.now);
         if let Some(happened) = self.behind.take() {
             self.active.retries(reason_of(happened));
         }
@@ -274,15 +274,21 @@ impl<'a> RetryLoop<'a> {
                     fresh = false;
                 }
                 Next::Another => {
-                    self.behind = Some(happened);
+                    self.leave_engine(happened);
                     return Ok(EngineResult::Another);
                 }
                 Next::Relay | Next::GiveUp => {
-                    self.behind = Some(happened);
+                    self.leave_engine(happened);
                     return Ok(EngineResult::LeavePool { may_spill: self.may_spill(place.is_away, happened) });
                 }
             }
         }
+    }
+
+    /// No further try of this engine.
+    fn leave_engine(&mut self, happened: Happened) {
+        self.active.engine_failed(reason_of(happened), self.now);
+        self.behind = Some(happened);
     }
 
     /// Destination of this attempt.

@@ -10,6 +10,9 @@ macro_rules! reasons {
             /// Every reason, in the order of the documentation.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
+            /// How many there are.
+            pub const COUNT: usize = Self::ALL.len();
+
             /// The label value.
             #[must_use]
             pub const fn as_str(self) -> &'static str {

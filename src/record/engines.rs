@@ -5,6 +5,8 @@
 pub struct EngineReport {
     /// Whether it is available: healthy, breaker closed, not draining, not asleep.
     pub up: bool,
+    /// Whether an operator has drained it.
+    pub drained: bool,
     /// Requests waiting in the engine.
     pub waiting: Option<f64>,
     /// Requests running in the engine.

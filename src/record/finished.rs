@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::admit::levels::Degraded;
 use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Outcome, Verdict};
-use crate::observe::Timeline;
+use crate::observe::{Timeline, TokenSource};
 use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
 /// Reason for a further attempt.
@@ -83,6 +83,20 @@ impl Deref for SharedRecord {
     }
 }
 
+/// One attempt: an engine that was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptRecord {
+    /// Its pool.
+    pub pool: PoolId,
+    /// The engine.
+    pub engine: EngineId,
+    /// The engine was picked.
+    pub begin: Tick,
+    /// When and how it failed for good before the client got anything of it; `None` where its response was
+    /// relayed, and where the request's end cut it.
+    pub failed: Option<(Tick, Retry)>,
+}
+
 /// One request, ended. Every metric, log line and journal line is made from it.
 #[derive(Clone, Debug)]
 pub struct RequestRecord {
@@ -104,6 +118,8 @@ pub struct RequestRecord {
     pub engine: Option<EngineId>,
     /// Attempts made.
     pub attempts: u32,
+    /// Each of them, in order.
+    pub tried: Vec<AttemptRecord>,
     /// Retries by reason.
     pub retries: RetryCounts,
     /// The HTTP status sent to the client; 499 if it left before one was sent.
@@ -177,6 +193,20 @@ impl RequestRecord {
     #[must_use]
     pub fn whole_answer(&self) -> Option<&Timeline> {
         self.answer().filter(|timeline| timeline.finish.is_some() && timeline.error.is_none())
+    }
+
+    /// The time to the first token of a stream.
+    #[must_use]
+    pub fn streamed_ttft(&self) -> Option<Duration> {
+        self.answer().filter(|answer| answer.streamed)?.ttft()
+    }
+
+    /// The time per output token of a finished stream that its client did not slow down, and where the
+    /// count of its tokens comes from.
+    #[must_use]
+    pub fn streamed_tpot(&self) -> Option<(Duration, TokenSource)> {
+        let answer = self.whole_answer().filter(|answer| answer.streamed && answer.limited.is_none())?;
+        Some((answer.tpot()?, answer.source))
     }
 
     /// Input and output tokens; none if no engine is known to have computed anything. Input is the engine's

@@ -251,6 +251,11 @@ fn engines(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
         reports.iter().filter_map(row).collect()
     };
     page.gauges("goodput_engine_up", "Whether the engine takes requests", rows(|r| Some(f64::from(u8::from(r.up)))))?;
+    page.gauges(
+        "goodput_engine_drained",
+        "Whether an operator has drained the engine (1): it takes no new request until it is put back",
+        rows(|r| Some(f64::from(u8::from(r.drained)))),
+    )?;
     page.gauges("goodput_engine_waiting", "Requests that wait inside the engine, as it reports", rows(|r| r.waiting))?;
     page.gauges("goodput_engine_running", "Requests that the engine computes, as it reports", rows(|r| r.running))?;
     page.gauges(

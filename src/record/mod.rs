@@ -9,14 +9,19 @@ pub mod access;
 pub mod burn;
 pub mod drift;
 mod edges;
+mod engine_stats;
 mod engines;
 mod family;
 mod finished;
+mod history;
 pub mod journal;
 mod journal_files;
 mod journal_writer;
+mod last_hour;
+mod latency_counts;
 mod live;
 mod metrics;
+mod misses;
 mod open;
 mod process;
 mod series;
@@ -28,9 +33,12 @@ mod tests;
 mod visit;
 
 pub use access::AccessLines;
+pub use engine_stats::EngineHour;
 pub use engines::EngineReport;
-pub use finished::{PromptShape, RequestRecord, Retry, RetryCounts};
+pub use finished::{AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
+pub use history::{HistoryPoint, HistorySpan};
 pub use journal_writer::{JournalSender, JournalWriter, journal};
+pub use misses::MissRecord;
 pub use standing::SloStatus;
 pub use table::{ClassShape, SeriesShape, TenantShape};
 pub use visit::{ActiveRequest, RequestEnd, RequestPolicy};
@@ -47,9 +55,11 @@ use tokio::sync::Notify;
 use crate::clock::Clock;
 use crate::units::{ClassId, Doorstep, EngineId, PoolId, RequestId, Tick, Tokens};
 
+use engine_stats::EngineStats;
 use finished::SharedRecord;
 use live::GaugeCollector;
 use metrics::Metrics;
+use misses::RecentMisses;
 use open::InFlightRegistry;
 use table::Table;
 
@@ -130,6 +140,8 @@ struct Inner {
     metrics: Metrics,
     table: ArcSwap<Table>,
     open: InFlightRegistry,
+    misses: RecentMisses,
+    engine_stats: EngineStats,
     engines: Mutex<Vec<(PoolId, EngineId, EngineReport)>>,
     seats: Mutex<Vec<(PoolId, SeatReport)>>,
     levels: Mutex<Vec<(ClassId, LevelReport)>>,
@@ -164,6 +176,8 @@ impl Recorder {
                 metrics,
                 table,
                 open: InFlightRegistry::default(),
+                misses: RecentMisses::default(),
+                engine_stats: EngineStats::default(),
                 engines: Mutex::default(),
                 seats: Mutex::default(),
                 levels: Mutex::default(),
@@ -181,6 +195,7 @@ impl Recorder {
     /// counters keep their values.
     pub fn bind(&self, shape: &SeriesShape) {
         let table = self.0.table.load().bind(&self.0.metrics, shape, self.now());
+        self.0.misses.keep_classes(&table.current);
         self.0.table.store(Arc::new(table));
         let series = self.0.metrics.series();
         if series > MANY_SERIES {
@@ -205,7 +220,10 @@ impl Recorder {
     /// Counts one request and writes its line. Nothing else counts requests.
     pub fn note(&self, finished: impl Into<Box<RequestRecord>>) {
         let finished = finished.into();
-        self.0.table.load().note(&finished);
+        let table = self.0.table.load();
+        table.note(&finished);
+        self.0.engine_stats.note(&finished);
+        self.0.misses.note(&finished, table.default_class());
         if self.0.shares {
             self.share(finished);
         } else if self.0.sinks.access.is_some() {

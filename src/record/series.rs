@@ -120,6 +120,11 @@ pub(super) struct ObjectiveCounters {
 }
 
 impl ObjectiveCounters {
+    /// Met, and met + missed.
+    fn read(&self) -> (u64, u64) {
+        (self.met.get(), self.all.get())
+    }
+
     pub(super) fn note(&self, met: bool) {
         self.all.inc();
         if met {
@@ -222,9 +227,8 @@ impl Histograms {
         if let Some(answer) = finished.answer() {
             self.note_tokens(answer, finished.gap_edges.as_deref());
         }
-        if let Some(answer) = finished.whole_answer() {
-            self.note_end(answer);
-        }
+        finished.whole_answer().and_then(Timeline::e2e).inspect(|length| self.e2e.observe(*length));
+        finished.streamed_tpot().inspect(|(length, source)| self.tpot[*source as usize].observe(*length));
     }
 
     fn note_tokens(&self, answer: &Timeline, gap_edges: Option<&[Duration]>) {
@@ -234,13 +238,6 @@ impl Histograms {
         }
         if let Some(edges) = gap_edges {
             self.gap.absorb(edges, &answer.gaps.buckets, answer.gaps.sum);
-        }
-    }
-
-    fn note_end(&self, answer: &Timeline) {
-        answer.e2e().inspect(|length| self.e2e.observe(*length));
-        if answer.streamed && answer.limited.is_none() {
-            answer.tpot().inspect(|length| self.tpot[answer.source as usize].observe(*length));
         }
     }
 }
@@ -331,6 +328,15 @@ impl TenantSeries {
             limited: limits.iter().map(limited).collect(),
             over_limit: is_limited.then(|| metrics.over_limit.at(metrics.labels([("tenant", tenant)]))),
         }
+    }
+
+    /// Met, judged, input and output tokens since the start.
+    pub(super) fn totals(&self) -> [u64; 4] {
+        let (met, judged) = self.classes.iter().flatten().fold((0, 0), |(met, judged), pair| {
+            let (more, of) = pair.read();
+            (met + more, judged + of)
+        });
+        [met, judged, self.input.get(), self.output.get()]
     }
 
     /// The counters of the class with this index.

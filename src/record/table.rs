@@ -22,6 +22,8 @@ use super::burn::Burn;
 use super::drift::LengthHistogram;
 use super::edges::BucketEdges;
 use super::finished::{RequestRecord, Retry};
+use super::history::ClassHistory;
+use super::last_hour::LastHour;
 use super::metrics::Metrics;
 use super::series::{Histograms, Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, UnclassifiedSeries};
 use super::settings::MetricLabels;
@@ -174,6 +176,17 @@ impl Table {
         }
     }
 
+    /// In whose books a miss without a class goes.
+    pub(super) fn default_class(&self) -> &ClassId {
+        &self.default_class
+    }
+
+    /// What was counted of a tenant since the start: met, judged, input and output tokens. `None`: it has no
+    /// series of its own.
+    pub(super) fn tenant_totals(&self, tenant: &TenantId) -> Option<[u64; 4]> {
+        self.tenants.get(tenant).map(|series| series.totals())
+    }
+
     fn refused(&self, code: &str) -> Option<&Counter> {
         let place = Rejection::CODES.iter().position(|known| *known == code)?;
         self.refused.get(place)
@@ -210,10 +223,17 @@ pub(super) struct ClassSeries {
     degraded: [Counter; Kind::ALL.len()],
 }
 
+/// Misses, in the order of [`Missed::ALL`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MissCounts(pub(super) [u32; Missed::COUNT]);
+
 /// State of a class beside its counters.
 #[derive(Debug)]
 pub(super) struct ClassState {
     pub(super) burn: Burn,
+    pub(super) history: ClassHistory,
+    /// Misses of the last hour, in the order of [`Missed::ALL`].
+    pub(super) missed: LastHour<MissCounts>,
     pub(super) input: LengthHistogram,
     pub(super) output: LengthHistogram,
 }
@@ -233,11 +253,14 @@ impl ClassSeries {
             let burn = Burn::new(promise.joint_target, promise.window, at);
             Arc::new(Mutex::new(ClassState {
                 burn,
+                history: ClassHistory::new(promise.window, at),
+                missed: LastHour::default(),
                 input: LengthHistogram::default(),
                 output: LengthHistogram::default(),
             }))
         });
         memory.lock().burn.promise(promise.joint_target, promise.window, at);
+        memory.lock().history.set_window(promise.window, at);
         let mut pools: Vec<(PoolId, PoolSeries)> = Vec::new();
         for (pool, model) in routes {
             let place = pools.iter().position(|(known, _)| *known == pool).unwrap_or_else(|| {
@@ -294,6 +317,10 @@ impl ClassSeries {
         let mut memory = self.memory.lock();
         let outcome = finished.verdict.outcome;
         memory.burn.note(outcome == Outcome::Met, finished.end);
+        memory.history.note(outcome == Outcome::Met);
+        if let Outcome::Missed(reason) = outcome {
+            memory.missed.slot(finished.end).0[reason as usize] += 1;
+        }
         if outcome != Outcome::Missed(Missed::Shed) {
             let tenant = finished.tenant.as_ref().map_or(0, |tenant| key_of(tenant.as_str().as_bytes()));
             memory.burn.note_served_to(tenant, outcome == Outcome::Met, finished.end);

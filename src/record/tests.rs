@@ -115,6 +115,7 @@ pub(super) fn finished(verdict: Verdict) -> RequestRecord {
         pool: Some(PoolId::from("main")),
         engine: Some(EngineId::from("vllm-0:8000")),
         attempts: 1,
+        tried: Vec::new(),
         retries: RetryCounts::default(),
         status: 200,
         left: false,
@@ -500,7 +501,7 @@ async fn what_is_served_beyond_a_limit_is_counted_once_an_engine_was_asked() {
         visit.belongs_to(TenantId::from("acme"));
         visit.promised(RequestPolicy { case: Case { over_limit: true, ..Case::of(Dialect::Chat) }, ..promise() });
         if asked {
-            visit.attempts(&PoolId::from("main"), EngineId::from("vllm-0:8000"));
+            visit.attempts(&PoolId::from("main"), EngineId::from("vllm-0:8000"), at(30));
         }
         end(visit, answer(), None);
     }
@@ -571,6 +572,7 @@ async fn engines_reload_and_process_are_told() {
     let (pool, engine) = (PoolId::from("main"), EngineId::from("vllm-0:8000"));
     let report = EngineReport {
         up: true,
+        drained: false,
         waiting: Some(2.0),
         running: None,
         kv_usage: Some(0.5),
@@ -584,6 +586,7 @@ async fn engines_reload_and_process_are_told() {
     let told = samples(&recorder);
     let labels = "{pool=\"main\",engine=\"vllm-0:8000\"}";
     assert_eq!(told[&format!("goodput_engine_up{labels}")], 1.0);
+    assert_eq!(told[&format!("goodput_engine_drained{labels}")], 0.0);
     assert_eq!(told[&format!("goodput_engine_waiting{labels}")], 2.0);
     assert_eq!(told[&format!("goodput_engine_kv_usage{labels}")], 0.5);
     assert!(!told.contains_key(&format!("goodput_engine_running{labels}")), "what is not known is absent");
@@ -1029,6 +1032,7 @@ async fn every_metric_is_listed_with_its_labels() {
     let recorder = served();
     let report = EngineReport {
         up: true,
+        drained: false,
         waiting: Some(2.0),
         running: Some(1.0),
         kv_usage: Some(0.5),
@@ -1204,4 +1208,111 @@ async fn every_line_that_a_closed_output_loses_is_counted() {
     assert!(writer.run(&mut pipe, recorder.0.clock).await.is_err());
     recorder.note(finished(Verdict::bare(Outcome::Met)));
     assert_eq!(samples(&recorder)["goodput_access_lines_dropped_total"], 301.0);
+}
+
+fn missed(reason: Missed, millis: u64) -> RequestRecord {
+    RequestRecord { end: at(millis), ..finished(Verdict::bare(Outcome::Missed(reason))) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_miss_is_kept_with_its_moments_and_others_are_not() {
+    let recorder = recorder();
+    recorder.note(finished(Verdict::bare(Outcome::Met)));
+    recorder.note(finished(Verdict::bare(Outcome::Excluded(Excluded::ClientCancel))));
+    assert!(recorder.recent_misses().is_empty());
+    let verdict = Verdict {
+        ttft: Some(ObjectiveState::Broken),
+        tpot: Some(ObjectiveState::Held),
+        e2e: Some(ObjectiveState::Broken),
+        ..Verdict::bare(Outcome::Missed(Missed::Ttft))
+    };
+    let attempt = |engine: &str, begin, failed| AttemptRecord {
+        pool: PoolId::from("main"),
+        engine: EngineId::from(engine),
+        begin: at(begin),
+        failed,
+    };
+    let tried = vec![attempt("a:1", 20, Some((at(50), Retry::PushBack))), attempt("b:1", 50, None)];
+    recorder.note(RequestRecord { timeline: Some(answer()), tried: tried.clone(), ..finished(verdict) });
+    let misses = recorder.recent_misses();
+    let miss = &misses[0];
+    assert_eq!((misses.len(), miss.reason, &miss.broken[..]), (1, Missed::Ttft, &["ttft", "e2e"][..]));
+    assert_eq!((miss.first_token, miss.last_token, miss.end), (Some(at(300)), Some(at(420)), at(440)));
+    assert_eq!((&miss.tried, miss.output), (&tried, Some(Tokens(4))));
+    recorder.note(RequestRecord { class: None, tenant: None, ..missed(Missed::Internal, 900) });
+    let newest = recorder.recent_misses()[0].clone();
+    assert_eq!((newest.class.as_str(), newest.reason), ("chat", Missed::Internal), "in the default's books");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_one_reason_hides_no_other_miss() {
+    let recorder = recorder();
+    recorder.note(missed(Missed::Ttft, 1));
+    (2..5000).for_each(|millis| recorder.note(missed(Missed::Shed, millis)));
+    let misses = recorder.recent_misses();
+    assert_eq!(misses.len(), 11);
+    assert_eq!((misses[0].end, misses[9].end, misses[10].reason), (at(4999), at(4990), Missed::Ttft));
+    let mut other = shape();
+    other.classes.remove(0);
+    other.default_class = ClassId::from("batch");
+    recorder.bind(&other);
+    assert!(recorder.recent_misses().is_empty(), "no settings name their class");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_hour_of_an_engine_tells_what_its_requests_came_to() {
+    let recorder = recorder();
+    let (pool, engine) = (PoolId::from("main"), EngineId::from("vllm-0:8000"));
+    let hour = || recorder.engine_hour(&pool, &engine);
+    assert_eq!(hour(), EngineHour::default());
+    let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    for _ in 0..3 {
+        recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });
+    }
+    recorder.note(missed(Missed::UpstreamError, 440));
+    recorder.note(finished(Verdict::bare(Outcome::Excluded(Excluded::ClientCancel))));
+    recorder.note(RequestRecord { engine: None, ..missed(Missed::Shed, 440) });
+    let told = hour();
+    assert_eq!((told.count.met, told.count.judged), (3, 4));
+    let near = |latency: Option<(Duration, Duration)>, millis: f64| {
+        let (p50, p95) = latency.unwrap();
+        assert!((p50.as_secs_f64() * 1000.0 / millis - 1.0).abs() < 0.05 && p50 == p95, "{p50:?} for {millis}");
+    };
+    near(told.ttft, 300.0);
+    near(told.tpot, 40.0);
+    assert_eq!(recorder.engine_hour(&pool, &EngineId::from("other:1")), EngineHour::default());
+    let reasons = recorder.missed_last_hour(&ClassId::from("chat"));
+    assert_eq!(reasons, [(Missed::UpstreamError, 1), (Missed::Shed, 1)]);
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(hour(), EngineHour::default());
+    assert!(recorder.missed_last_hour(&ClassId::from("chat")).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_history_of_a_class_is_kept_while_nobody_looks() {
+    let recorder = recorder();
+    let keeps = recorder.clone().keep_history();
+    let looks = async {
+        for second in 1..=60_u64 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            tokio::task::yield_now().await;
+            let outcome = if second <= 30 { Outcome::Met } else { Outcome::Missed(Missed::Tpot) };
+            recorder.note(RequestRecord { end: at(second * 1000), ..finished(Verdict::bare(outcome)) });
+        }
+    };
+    tokio::select! {
+        biased;
+        () = keeps => unreachable!("it never ends"),
+        () = looks => {}
+    }
+    let (length, points) = recorder.history(&ClassId::from("chat"), HistorySpan::Hour).unwrap();
+    assert_eq!(length, Duration::from_secs(3600));
+    let judged: u64 = points.iter().map(|point| point.count.judged).sum();
+    assert_eq!((points.len(), judged), (7, 60), "{points:?}");
+    assert_eq!(points[1].budget_left, Some(1.0));
+    let left = points.last().unwrap().budget_left.unwrap();
+    assert!((left + 4.0).abs() < 1e-9, "half of all missed, of which a tenth may: {left}");
+    let (window, points) = recorder.history(&ClassId::from("chat"), HistorySpan::Window).unwrap();
+    assert_eq!((window, points.len()), (Duration::from_secs(28 * 24 * 60 * 60), 1));
+    assert!(recorder.history(&ClassId::from("none"), HistorySpan::Day).is_none());
 }

@@ -14,7 +14,7 @@ use crate::refuse::Rejection;
 use crate::units::{ClassId, ClientState, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
 use super::Recorder;
-use super::finished::{PromptShape, RequestRecord, Retry, RetryCounts};
+use super::finished::{AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
 use super::open::InFlightRequest;
 
 /// What applies to a request from classification on.
@@ -92,7 +92,7 @@ struct RequestFields {
     model: Option<Arc<str>>,
     pool: Option<PoolId>,
     engine: Option<EngineId>,
-    attempts: u32,
+    tried: Vec<AttemptRecord>,
     retries: RetryCounts,
     arrival: Tick,
     body_complete: Option<Tick>,
@@ -120,7 +120,7 @@ impl ActiveRequest {
             model: None,
             pool: None,
             engine: None,
-            attempts: 0,
+            tried: Vec::new(),
             retries: RetryCounts::default(),
             arrival,
             body_complete: None,
@@ -265,12 +265,19 @@ impl ActiveRequest {
     }
 
     /// Records an attempt.
-    pub fn attempts(&mut self, pool: &PoolId, engine: EngineId) {
+    pub fn attempts(&mut self, pool: &PoolId, engine: EngineId, at: Tick) {
         let fields = &mut *self.fields;
-        fields.attempts += 1;
+        fields.tried.push(AttemptRecord { pool: pool.clone(), engine: engine.clone(), begin: at, failed: None });
         fields.engine = Some(engine);
         if fields.pool.as_ref() != Some(pool) {
             self.stands(pool.clone(), false);
+        }
+    }
+
+    /// The engine of the attempt under way failed before the client got anything of it.
+    pub fn engine_failed(&mut self, how: Retry, at: Tick) {
+        if let Some(attempt) = self.fields.tried.last_mut() {
+            attempt.failed = Some((at, how));
         }
     }
 
@@ -348,7 +355,8 @@ impl ActiveRequest {
                 model: fields.model,
                 pool: fields.pool,
                 engine: fields.engine,
-                attempts: fields.attempts,
+                attempts: u32::try_from(fields.tried.len()).unwrap_or(u32::MAX),
+                tried: fields.tried,
                 retries: fields.retries,
                 status,
                 left,

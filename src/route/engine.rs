@@ -50,6 +50,8 @@ pub(super) struct Engine {
     pub host: Option<HeaderValue>,
     pub breaker: Breaker,
     pub cool_until: Tick,
+    /// Drained by an operator until then; [`Engine::NO_END`]: until it is put back.
+    drained_until: Tick,
     pub requests: u32,
     pub last_turn: u64,
     pub left: Option<Tick>,
@@ -257,6 +259,8 @@ const LOAD_UNIT: f64 = 16.0;
 const KV_PRESSURE: f64 = 0.8;
 
 impl Engine {
+    const NO_END: Tick = Tick::from_nanos(u64::MAX);
+
     pub fn new(address: EngineAddress, warms_since: Option<Tick>) -> Self {
         let id = address.id();
         Engine {
@@ -266,6 +270,7 @@ impl Engine {
             address: Arc::new(address),
             breaker: Breaker::default(),
             cool_until: Tick::ZERO,
+            drained_until: Tick::ZERO,
             requests: 0,
             last_turn: 0,
             left: None,
@@ -373,7 +378,7 @@ impl Engine {
 
     /// Its rank ignoring its breaker.
     pub fn rank_past_breaker(&self, at: Tick) -> Rank {
-        match self.left.is_none() && self.health.is_up() && !self.is_asleep(at) {
+        match self.left.is_none() && !self.is_drained(at) && self.health.is_up() && !self.is_asleep(at) {
             false => Rank::Out,
             true if self.cool_until > at => Rank::Cooling,
             true => self.rank_if_able(),
@@ -518,7 +523,8 @@ impl Engine {
         let steps = |since: Tick| (at - since).as_secs() as u32 + 1;
         let warmer = self.warms_since.map(|since| since + WARM_STEP * steps(since));
         let cooled = (self.cool_until > at).then_some(self.cool_until);
-        [warmer, cooled, self.breaker.opens_until()].into_iter().flatten().min()
+        let drained = (self.is_drained(at) && self.drained_until < Self::NO_END).then_some(self.drained_until);
+        [warmer, cooled, drained, self.breaker.opens_until()].into_iter().flatten().min()
     }
 
     pub fn fresh_report(&self, at: Tick) -> Option<Report> {
@@ -594,6 +600,25 @@ impl Engine {
         self.injection_accepted.is_some_and(|accepted| at - accepted < Attempts::PROOF)
     }
 
+    /// Takes no new request for so long (`None`: until it is put back); what it has goes on.
+    pub fn drain(&mut self, length: Option<Duration>, at: Tick) {
+        self.drained_until = length.map_or(Self::NO_END, |length| at + length);
+    }
+
+    pub fn put_back(&mut self) {
+        self.drained_until = Tick::ZERO;
+    }
+
+    pub fn is_drained(&self, at: Tick) -> bool {
+        self.drained_until > at
+    }
+
+    /// How long it stays drained, where that has an end.
+    pub fn drained_for(&self, at: Tick) -> Option<Duration> {
+        (self.is_drained(at) && self.drained_until < Self::NO_END).then(|| self.drained_until.since(at))
+    }
+
+    /// What it does, its drain by an operator aside.
     pub fn state(&self, at: Tick) -> EngineState {
         match () {
             () if !self.health.is_up() => EngineState::Down,

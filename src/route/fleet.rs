@@ -34,7 +34,7 @@ use super::retry::{Attempts, Effect, Happened, Injection, Next};
 use super::seats::Promised;
 use super::settings::{EngineAddress, Pool};
 use super::signals::Signals;
-use super::view::PoolView;
+use super::view::{DrainError, EngineView, PoolView};
 use super::yard::{Shared, Yard};
 use crate::locks::{Mutex, RwLock};
 use crate::units::{Endpoint, EngineId, PoolId, PrefillPace, Tick, Tokens};
@@ -430,6 +430,31 @@ impl Fleet {
         let all_asked = inner.present().all(|(_, engine)| engine.asked_for_models);
         drop(inner);
         all_asked.then(|| self.models(pool))
+    }
+
+    /// An operator drains an engine, for so long or until it is put back: it takes no new request and
+    /// finishes what it has. Stands over reloads and health checks, until the engine has left its pool for
+    /// [`REMEMBERED`].
+    ///
+    /// # Errors
+    /// There is no such engine; or no other one of its pool takes requests, and `may_empty` is not set.
+    pub fn drain(
+        &self,
+        pool: &PoolId,
+        engine: &EngineId,
+        length: Option<Duration>,
+        may_empty: bool,
+        at: Tick,
+    ) -> Result<EngineView, DrainError> {
+        self.yard(pool).ok_or(DrainError::UnknownPool)?.drain(engine, length, may_empty, at)
+    }
+
+    /// An operator puts a drained engine back.
+    ///
+    /// # Errors
+    /// There is no such engine.
+    pub fn put_back(&self, pool: &PoolId, engine: &EngineId, at: Tick) -> Result<EngineView, DrainError> {
+        self.yard(pool).ok_or(DrainError::UnknownPool)?.put_back(engine, at)
     }
 
     /// The status of all pools and engines, by name. Removed engines stay for ten minutes.

@@ -40,5 +40,5 @@ pub use prefix::{MOST_ENTRIES, PrefixIndex, USUAL_ROOM};
 pub use routes::{Model, Routed, Routes, Unlisted};
 pub use seats::Promised;
 pub use signals::{DepartureWatch, Signals};
-pub use view::{EngineState, EngineView, PoolView};
+pub use view::{DrainError, EngineState, EngineView, PoolView};
 pub use yard::Yard;

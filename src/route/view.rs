@@ -1,5 +1,7 @@
 //! Status of pools and engines, for metrics, `/readyz` and the status page.
 
+use std::time::Duration;
+
 use super::latency::Errors;
 use crate::units::{EngineId, PoolId, Tick, Tokens};
 
@@ -18,7 +20,7 @@ impl PoolView {
     /// Whether any engine takes requests.
     #[cfg(test)]
     pub(super) fn is_available(&self) -> bool {
-        self.engines.iter().any(|engine| engine.state.takes_requests())
+        self.engines.iter().any(EngineView::takes_requests)
     }
 }
 
@@ -29,6 +31,10 @@ pub struct EngineView {
     pub engine: EngineId,
     /// Its current state.
     pub state: EngineState,
+    /// An operator has drained it: it takes no new request, whatever its state.
+    pub is_drained: bool,
+    /// How long it stays drained, where that has an end.
+    pub drained_for: Option<Duration>,
     /// When it was removed, if it was.
     pub left: Option<Tick>,
     /// This gateway's requests at it.
@@ -47,6 +53,28 @@ pub struct EngineView {
     pub errors: Errors,
     /// Whether injection was switched off because it rejected one.
     pub injection_refused: bool,
+}
+
+impl EngineView {
+    /// Whether requests go there.
+    #[must_use]
+    pub const fn takes_requests(&self) -> bool {
+        !self.is_drained && self.state.takes_requests()
+    }
+}
+
+/// Why an engine could not be drained or put back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DrainError {
+    /// The settings name no such pool.
+    #[error("no pool has this name")]
+    UnknownPool,
+    /// The pool has no such engine.
+    #[error("the pool has no such engine")]
+    UnknownEngine,
+    /// No other engine of the pool takes requests.
+    #[error("no other engine of the pool takes requests")]
+    LastEngine,
 }
 
 /// State of an engine.

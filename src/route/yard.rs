@@ -20,7 +20,7 @@ use super::retry::{Attempts, Effect, Rest};
 use super::seats::{self, Lengths, Paces, Promised};
 use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
-use super::view::{EngineState, EngineView, PoolView};
+use super::view::{DrainError, EngineState, EngineView, PoolView};
 use crate::locks::{Mutex, RwLock};
 use crate::units::{Endpoint, EngineId, PoolId, PrefillPace, Tick, Tokens};
 
@@ -213,6 +213,51 @@ impl Yard {
         inner.engines[place].as_mut().map(note)
     }
 
+    /// Drains an engine for so long (`None`: until it is put back). `may_empty`: also the last one
+    /// that takes requests.
+    pub(super) fn drain(
+        &self,
+        engine: &EngineId,
+        length: Option<Duration>,
+        may_empty: bool,
+        at: Tick,
+    ) -> Result<EngineView, DrainError> {
+        self.by_hand(engine, at, |inner, place| {
+            let takes = |place: usize| inner.tree.key(place).rank != Rank::Out;
+            if !may_empty && takes(place) && !inner.present().any(|(other, _)| other != place && takes(other)) {
+                return Err(DrainError::LastEngine);
+            }
+            inner.engines[place].iter_mut().for_each(|engine| engine.drain(length, at));
+            Ok(())
+        })
+    }
+
+    /// Puts a drained engine back; one that is not drained stays as it is.
+    pub(super) fn put_back(&self, engine: &EngineId, at: Tick) -> Result<EngineView, DrainError> {
+        self.by_hand(engine, at, |inner, place| {
+            inner.engines[place].iter_mut().for_each(Engine::put_back);
+            Ok(())
+        })
+    }
+
+    fn by_hand(
+        &self,
+        engine: &EngineId,
+        at: Tick,
+        change: impl FnOnce(&mut Inner, usize) -> Result<(), DrainError>,
+    ) -> Result<EngineView, DrainError> {
+        let mut inner = self.inner.lock();
+        if inner.retired.is_some() {
+            return Err(DrainError::UnknownPool);
+        }
+        inner.wake(at);
+        let place = inner.present().find(|(_, present)| present.id == *engine).map(|(place, _)| place);
+        let place = place.ok_or(DrainError::UnknownEngine)?;
+        change(&mut inner, place)?;
+        inner.rekey(place, at);
+        inner.engines[place].as_ref().map(|engine| show(engine, None, at)).ok_or(DrainError::UnknownEngine)
+    }
+
     /// The pool's status; `None` if it was removed long ago.
     pub(super) fn view(&self, at: Tick) -> Option<PoolView> {
         let mut inner = self.inner.lock();
@@ -234,6 +279,8 @@ fn show(engine: &Engine, retired: Option<Tick>, at: Tick) -> EngineView {
     EngineView {
         engine: engine.id.clone(),
         state: if left.is_some() { EngineState::Left } else { engine.state(at) },
+        is_drained: engine.is_drained(at),
+        drained_for: engine.drained_for(at),
         left,
         requests: engine.requests,
         work: engine.work(),

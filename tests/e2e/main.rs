@@ -22,6 +22,7 @@ mod sdks;
 mod seats;
 mod shared_gateways;
 mod shared_limits;
+mod status_page;
 mod tls;
 
 use std::process::{Command, Stdio};

@@ -420,3 +420,58 @@ async fn c70_an_engine_whose_readiness_is_off_gets_no_new_requests_and_finishes_
     house.lines(8).await;
     house.end().await;
 }
+
+/// An operator takes an engine out under load: what it has goes on, nothing new comes, and it comes back.
+#[tokio::test(start_paused = true)]
+async fn a_drained_engine_gets_no_new_requests_and_finishes_the_old() {
+    let yaml = Yaml::default().engines_of_first(&["e1", "e2"]).with("balance: round_robin");
+    let house = House::new(&yaml);
+    let slow = || Script::stream().at(10).say(r()).say(t("a")).at(5000).say(f("stop")).say(d()).end();
+    let (first, second) = (house.engine("e1", vec![slow()]), house.engine("e2", vec![good()]));
+    let (pool, e1, e2) = ("a".into(), "e1:8000".into(), "e2:8000".into());
+    house.gateway.drain_engine(&pool, &e2, None, false).unwrap();
+    let old = house.chat(stream()).await;
+    house.gateway.put_back_engine(&pool, &e2).unwrap();
+    let drained = house.gateway.drain_engine(&pool, &e1, None, false).unwrap();
+    assert_eq!((drained.requests, drained.takes_requests()), (1, false));
+    for _ in 0..10 {
+        assert_eq!(house.chat(stream()).await.whole().await.status, 200);
+    }
+    assert_eq!((first.ledger().requests().len(), second.ledger().requests().len()), (1, 10));
+    let told = |house: &House, name: &str| house.page().sum(name, &[("pool", "a"), ("engine", "e1:8000")]);
+    assert_eq!((told(&house, "goodput_engine_drained"), told(&house, "goodput_engine_up")), (1.0, 0.0));
+    house.adopt(&yaml);
+    assert_eq!(told(&house, "goodput_engine_drained"), 1.0, "a reload changes nothing");
+    assert!(old.whole().await.text().contains("[DONE]"));
+    house.gateway.put_back_engine(&pool, &e1).unwrap();
+    assert_eq!((told(&house, "goodput_engine_drained"), told(&house, "goodput_engine_up")), (0.0, 1.0));
+    for _ in 0..2 {
+        house.chat(stream()).await.whole().await;
+    }
+    assert_eq!((first.ledger().requests().len(), second.ledger().requests().len()), (2, 11));
+    house.end().await;
+}
+
+/// Where a miss spent its time: the attempts, with how each failed.
+#[tokio::test(start_paused = true)]
+async fn a_miss_tells_which_engines_were_asked_and_how_they_failed() {
+    let yaml =
+        Yaml::default().promise(&[("ttft_seconds", 0.5)]).engines_of_first(&["e1", "e2"]).with("balance: round_robin");
+    let house = House::new(&yaml);
+    let late = Script::stream().at(900).say(r()).say(t("a")).at(1200).say(f("stop")).say(d()).end();
+    let refuses = Script::json(503, "{}");
+    let (_first, _second) = (house.engine("e1", vec![refuses]), house.engine("e2", vec![late]));
+    house.chat(stream()).await.whole().await;
+    house.chat(stream()).await.whole().await;
+    let misses = house.gateway.recorder.recent_misses();
+    let tried = |engine: &str| {
+        misses.iter().flat_map(|miss| &miss.tried).filter(|attempt| attempt.engine.as_str() == engine).count()
+    };
+    assert_eq!((misses.len(), tried("e2:8000")), (2, 2), "{misses:?}");
+    let failed = misses.iter().find(|miss| miss.tried.len() == 2).expect("one was refused first");
+    let (first, second) = (&failed.tried[0], &failed.tried[1]);
+    assert_eq!((first.engine.as_str(), first.failed.map(|(_, how)| how.as_str())), ("e1:8000", Some("push_back")));
+    assert_eq!((second.engine.as_str(), second.failed), ("e2:8000", None));
+    assert!(failed.arrival <= first.begin && first.begin <= second.begin && Some(second.begin) < failed.first_token);
+    house.end().await;
+}

@@ -351,6 +351,26 @@ impl Account {
         }
     }
 
+    /// Where the limits of one scope (`None`: the tenant's own) stand by the store's last word. Left out
+    /// is what the store has not told; requests at the same time are those of this gateway.
+    pub fn standings(&self, model: Option<&str>, at: Tick) -> Vec<Standing> {
+        let shelf = match model {
+            None => Some(&self.whole),
+            Some(model) => self.models.get(model),
+        };
+        let Some(shelf) = shelf else { return Vec::new() };
+        let by_rate = shelf.pots().filter_map(|(limit, pot)| {
+            let (remaining, reset) = pot.told_level(at)?;
+            let (most, per_minute) = (pot.rate.burst(), Some(pot.rate.per_minute()));
+            Some(Standing { limit, scope: shelf.scope, most, per_minute, remaining, reset: Some(reset) })
+        });
+        let places = shelf.seats.as_ref().map(|seats| {
+            let (limit, remaining) = (Limit::ConcurrentRequests, seats.most.saturating_sub(shelf.running));
+            Standing { limit, scope: shelf.scope, most: seats.most, per_minute: None, remaining, reset: None }
+        });
+        by_rate.chain(places).collect()
+    }
+
     /// Unused leased tokens of the tenant's own limits.
     pub fn unspent(&self) -> u64 {
         self.whole.pots().map(|(_, pot)| pot.left()).fold(0, u64::saturating_add)

@@ -168,6 +168,11 @@ impl Pot {
         (there.saturating_add(self.left).min(self.rate.burst()), until_full)
     }
 
+    /// The same; `None` until the store has told anything.
+    pub fn told_level(&self, at: Tick) -> Option<(u64, Duration)> {
+        self.told.as_ref().map(|_| self.level(at))
+    }
+
     /// How much to ask for beyond the need, after this long since the last call.
     pub fn ask_ahead(&mut self, since: Duration) -> u64 {
         let shortest = Duration::from_millis(10);

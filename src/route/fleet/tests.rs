@@ -495,6 +495,65 @@ fn an_engine_that_left_finishes_what_it_has_and_takes_no_more() {
 }
 
 #[test]
+fn a_drained_engine_finishes_what_it_has_and_takes_no_more_until_it_is_put_back() {
+    let bench = Bench::new(Pool { concurrency: Concurrency::Fixed(4.try_into().unwrap()), ..pool(&["a", "b"]) });
+    let held = bench.fleet.choose(&id(), &mut Attempts::new(&bench.settings, LATER), tokens(9, 9), ms(0)).unwrap();
+    let (busy, other) = if held.engine == engine("a") { ("a", "b") } else { ("b", "a") };
+    let view = bench.fleet.drain(&id(), &engine(busy), None, false, ms(1)).unwrap();
+    assert_eq!((view.is_drained, view.drained_for, view.requests, view.state), (true, None, 1, EngineState::Up));
+    assert!(!view.takes_requests());
+    assert_eq!(bench.fleet.seats(&id(), ms(1)), Some(4), "its seats go with it");
+    assert_eq!(bench.spread(3, ms(2)).0[&format!("{other}:1")], 3);
+    let year = ms(0) + Duration::from_secs(365 * 24 * 60 * 60);
+    assert_eq!(bench.spread(3, year).0[&format!("{other}:1")], 3, "without an end it has none");
+    drop(held);
+    let back = bench.fleet.put_back(&id(), &engine(busy), year).unwrap();
+    assert!(back.takes_requests() && !back.is_drained);
+    assert_eq!(bench.fleet.seats(&id(), year), Some(8));
+    assert_eq!(bench.spread(4, year).0[&format!("{busy}:1")], 2);
+}
+
+#[test]
+fn a_drain_survives_reloads_checks_and_an_open_breaker_and_ends_by_itself() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    bench.fleet.drain(&id(), &engine("a"), Some(Duration::from_secs(60)), false, ms(0)).unwrap();
+    bench.fleet.follow(&[Arc::new(pool(&["b", "a", "c"]))], ms(1));
+    bench.fleet.follow(&[Arc::new(pool(&["b"]))], ms(2));
+    bench.fleet.follow(&[Arc::new(pool(&["a", "b"]))], ms(3));
+    for checked in [Checked::Refused, Checked::Well] {
+        let _ = bench.fleet.checked(&id(), &engine("a"), checked, ms(4));
+    }
+    (0..20).for_each(|_| bench.effect(Effect::Fault(engine("b")), ms(5)));
+    assert_eq!(bench.state("b", ms(5)), EngineState::BreakerOpen);
+    let mut attempts = bench.attempts();
+    attempts.pass_breakers();
+    let choice = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(6)).unwrap();
+    assert_eq!(choice.engine, engine("b"), "rather past a breaker than to an engine that was taken out");
+    drop(choice);
+    let view = bench.fleet.view(ms(10_000)).remove(0).engines.remove(0);
+    assert_eq!((view.is_drained, view.drained_for), (true, Some(Duration::from_secs(50))));
+    assert_eq!(bench.fleet.available(&id(), ms(59_999)), 1);
+    assert_eq!(bench.fleet.available(&id(), ms(60_000)), 2);
+}
+
+#[test]
+fn the_last_engine_of_a_pool_is_drained_only_on_purpose() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    let drain = |name: &str, may_empty| bench.fleet.drain(&id(), &engine(name), None, may_empty, ms(1)).map(drop);
+    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(0));
+    assert_eq!(drain("b", false), Ok(()), "it takes none anyway");
+    assert_eq!(drain("a", false), Err(DrainError::LastEngine));
+    assert_eq!(drain("a", true), Ok(()));
+    assert!(bench.choose(ms(2)).is_none());
+    assert_eq!(drain("a", false), Ok(()), "said twice, it changes nothing");
+    assert_eq!(drain("c", true), Err(DrainError::UnknownEngine));
+    let elsewhere = bench.fleet.drain(&"q".into(), &engine("a"), None, true, ms(1));
+    assert_eq!(elsewhere, Err(DrainError::UnknownPool));
+    bench.fleet.follow(&[], ms(3));
+    assert_eq!(bench.fleet.put_back(&id(), &engine("a"), ms(4)), Err(DrainError::UnknownPool), "no settings name it");
+}
+
+#[test]
 fn what_is_known_of_an_engine_survives_a_reload() {
     let bench = Bench::new(pool(&["a", "b"]));
     let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Refused, ms(0));
