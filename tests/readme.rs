@@ -441,6 +441,14 @@ fn prometheus_takes_the_readmes_settings_and_queries() {
         .collect();
     let rules = serde_json::json!({"groups": [{"name": "readme", "rules": rules}]});
     check("rules", "rules.yml", &rules.to_string());
+    // What `plan` says of the moment for a new sweep is for Prometheus, too.
+    let command =
+        readme_commands().into_iter().find(|command| command.starts_with("goodput plan")).expect("it is there");
+    fs::write(folder.path().join("goodput.yaml"), readme_settings()).expect("the folder is ours");
+    let words: Vec<&str> = command.split_whitespace().skip(1).chain(["--rules"]).collect();
+    let planned = goodput(folder.path(), &words, "");
+    assert!(planned.status.success(), "{}", text(&planned.stderr));
+    check("rules", "baseline.yml", &text(&planned.stdout));
 }
 
 // ---- what the documents list is what there is ------------------------------------------------------

@@ -60,7 +60,7 @@ pub enum KvError {
 
 /// What one layer keeps of one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Entry {
+enum LayerCache {
     /// A key and a value per head.
     Heads { kv_heads: u32, head_dim: u32 },
     /// One latent vector and one rotary key, shared by all heads.
@@ -70,7 +70,7 @@ enum Entry {
 /// Cache of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvCache {
-    entry: Entry,
+    entry: LayerCache,
     /// Layers whose cache grows with the whole context.
     full_layers: u32,
     /// Layers that keep the last `window` tokens.
@@ -91,7 +91,7 @@ impl KvCache {
         // Models that also see or hear have their language model inside.
         let inner = ["text_config", "llm_config", "language_config"].into_iter();
         let config = inner.filter_map(|key| whole.get(key)?.as_object()).next().unwrap_or(whole);
-        let keys = Keys(config);
+        let keys = ModelConfig(config);
         let layers = keys.need(&["num_hidden_layers", "n_layer", "n_layers", "num_layers"], "num_hidden_layers")?;
         let stated = ["torch_dtype", "dtype"].into_iter().find_map(|key| config.get(key).or(whole.get(key)));
         let stated = stated.and_then(Value::as_str).and_then(KvPrecision::of);
@@ -120,8 +120,8 @@ impl KvCache {
     pub fn copies(&self, tensor_parallel: u32) -> f64 {
         let ways = f64::from(tensor_parallel.max(1));
         match self.entry {
-            Entry::Heads { kv_heads, .. } => (ways / f64::from(kv_heads)).max(1.0),
-            Entry::Latent { .. } => ways,
+            LayerCache::Heads { kv_heads, .. } => (ways / f64::from(kv_heads)).max(1.0),
+            LayerCache::Latent { .. } => ways,
         }
     }
 
@@ -133,17 +133,17 @@ impl KvCache {
 
     fn layer_bytes(&self) -> f64 {
         let numbers = match self.entry {
-            Entry::Heads { kv_heads, head_dim } => 2.0 * f64::from(kv_heads) * f64::from(head_dim),
-            Entry::Latent { numbers } => f64::from(numbers),
+            LayerCache::Heads { kv_heads, head_dim } => 2.0 * f64::from(kv_heads) * f64::from(head_dim),
+            LayerCache::Latent { numbers } => f64::from(numbers),
         };
         numbers * self.precision.bytes()
     }
 }
 
 /// The numbers of a configuration, by the names that families of models give them.
-struct Keys<'a>(&'a Map<String, Value>);
+struct ModelConfig<'a>(&'a Map<String, Value>);
 
-impl Keys<'_> {
+impl ModelConfig<'_> {
     fn find(&self, names: &[&'static str]) -> Result<Option<u32>, KvError> {
         let found = names.iter().find_map(|name| Some((*name, self.0.get(*name).filter(|value| !value.is_null())?)));
         let Some((key, value)) = found else { return Ok(None) };
@@ -159,10 +159,10 @@ impl Keys<'_> {
         self.0.get(name).and_then(Value::as_bool)
     }
 
-    fn entry(&self) -> Result<Entry, KvError> {
+    fn entry(&self) -> Result<LayerCache, KvError> {
         if let Some(rank) = self.find(&["kv_lora_rank"])? {
             let rope = self.need(&["qk_rope_head_dim"], "qk_rope_head_dim")?;
-            return Ok(Entry::Latent { numbers: rank.saturating_add(rope) });
+            return Ok(LayerCache::Latent { numbers: rank.saturating_add(rope) });
         }
         let heads = self.find(&["num_attention_heads", "n_head", "n_heads"])?;
         let head_dim = match self.find(&["head_dim", "kv_channels"])? {
@@ -183,7 +183,7 @@ impl Keys<'_> {
         if heads.is_some_and(|heads| kv_heads > heads) {
             return Err(KvError::Nonsense { key: "num_key_value_heads", value: kv_heads.to_string() });
         }
-        Ok(Entry::Heads { kv_heads, head_dim })
+        Ok(LayerCache::Heads { kv_heads, head_dim })
     }
 
     /// Layers with the whole context, with a window, and the window.

@@ -28,7 +28,7 @@
 //! };
 //! let plan = plan(&CapacityInputs { headroom: 0.7, spare: 1, ..CapacityInputs::of(vec![chat]) }).unwrap();
 //! let chat = &plan.classes[0];
-//! assert_eq!((chat.concurrency, chat.live_kv_tokens), (435.0, 609_000.0));
+//! assert_eq!((chat.concurrency.round(), chat.live_kv_tokens.round()), (435.0, 609_000.0));
 //! assert_eq!((chat.size.for_peak, chat.size.total), (6, 7));
 //! ```
 

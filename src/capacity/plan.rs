@@ -8,7 +8,7 @@ use super::fleet::{FleetSize, concurrency, e2e, mean_context, utilisation};
 use super::inputs::{CapacityInputs, ClassForecast, InputCheck, InputProblem, KvRoom, PrefillFacts};
 use super::pooling::{self, PoolingPlan};
 use super::queueing::{Parallelism, QueueError, SingleServer, SlotPool, prefill_delay};
-use super::sensitivity::{self, Scenario};
+use super::sensitivity::{self, WhatIf};
 
 /// What a forecast needs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -117,7 +117,7 @@ pub struct ClassPlan {
     /// Prices, if one is known.
     pub cost: Option<CostPlan>,
     /// What else could happen.
-    pub sensitivity: Vec<Scenario>,
+    pub sensitivity: Vec<WhatIf>,
     /// When to measure anew.
     pub baseline: Vec<BaselineCondition>,
     /// Whether the class's own fleet of today is enough.

@@ -7,7 +7,7 @@ use super::inputs::{CapacityInputs, ClassForecast, PrefixCacheFacts};
 
 /// One thing that could be otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Scenario {
+pub struct WhatIf {
     /// What differs.
     pub name: String,
     /// What was assumed to get from there to capacity.
@@ -38,14 +38,14 @@ pub fn work_at_p10(cache: &PrefixCacheFacts) -> f64 {
 
 /// Changes to a class's figures, as factors.
 #[derive(Clone, Copy)]
-struct Change {
+struct WhatIfFactors {
     peak: f64,
     lengths: f64,
     goodput: f64,
     lost: u32,
 }
 
-const NONE: Change = Change { peak: 1.0, lengths: 1.0, goodput: 1.0, lost: 0 };
+const NONE: WhatIfFactors = WhatIfFactors { peak: 1.0, lengths: 1.0, goodput: 1.0, lost: 0 };
 
 /// Lengths that grow by a quarter.
 const LONGER: f64 = 1.25;
@@ -57,8 +57,8 @@ const HIGHER_PEAK: f64 = 1.3;
 const NOISE: f64 = 0.9;
 
 /// The scenarios of a class whose fleet is planned with this size.
-pub(super) fn scenarios(inputs: &CapacityInputs, class: &ClassForecast, planned: FleetSize) -> Vec<Scenario> {
-    let of = |name: &str, assumes: &'static str, change: Change| {
+pub(super) fn scenarios(inputs: &CapacityInputs, class: &ClassForecast, planned: FleetSize) -> Vec<WhatIf> {
+    let of = |name: &str, assumes: &'static str, change: WhatIfFactors| {
         let goodput = class.goodput * change.goodput;
         let peak = class.peak_rate * change.peak;
         let output = class.output_tokens * change.lengths;
@@ -66,7 +66,7 @@ pub(super) fn scenarios(inputs: &CapacityInputs, class: &ClassForecast, planned:
         let running = concurrency(peak, time);
         let left = planned.total.saturating_sub(change.lost);
         let utilisation = utilisation(peak, goodput, left);
-        Scenario {
+        WhatIf {
             name: name.to_owned(),
             assumes,
             goodput,
@@ -82,11 +82,11 @@ pub(super) fn scenarios(inputs: &CapacityInputs, class: &ClassForecast, planned:
         of(
             "prompts and answers 25 % longer",
             "the work of a request is proportional to its tokens",
-            Change { lengths: LONGER, goodput: 1.0 / LONGER, ..NONE },
+            WhatIfFactors { lengths: LONGER, goodput: 1.0 / LONGER, ..NONE },
         ),
-        of("one replica lost at the peak", "the others share its traffic at once", Change { lost: 1, ..NONE }),
-        of("peak 30 % higher", "lengths stay as they are", Change { peak: HIGHER_PEAK, ..NONE }),
-        of("goodput 10 % lower", "the most that repeated sweeps may differ", Change { goodput: NOISE, ..NONE }),
+        of("one replica lost at the peak", "the others share its traffic at once", WhatIfFactors { lost: 1, ..NONE }),
+        of("peak 30 % higher", "lengths stay as they are", WhatIfFactors { peak: HIGHER_PEAK, ..NONE }),
+        of("goodput 10 % lower", "the most that repeated sweeps may differ", WhatIfFactors { goodput: NOISE, ..NONE }),
     ];
     if let Some(cache) = &class.prefix_cache {
         let assumes = match cache.prefill_share {
@@ -94,7 +94,7 @@ pub(super) fn scenarios(inputs: &CapacityInputs, class: &ClassForecast, planned:
             None => "the engine does nothing but prefill: a bound; give the share of prefill for a better one",
         };
         let goodput = 1.0 / work_at_p10(cache);
-        all.push(of("cache hit rate at its 10th percentile", assumes, Change { goodput, ..NONE }));
+        all.push(of("cache hit rate at its 10th percentile", assumes, WhatIfFactors { goodput, ..NONE }));
     }
     all
 }

@@ -2,7 +2,7 @@
 
 /// A part of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum PagePart {
     /// A heading; 1 is the page's own.
     Heading(u8, String),
     /// A paragraph.
@@ -24,22 +24,22 @@ pub(super) enum Columns {
 
 /// A page of parts, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Document(pub Vec<Part>);
+pub(super) struct Document(pub Vec<PagePart>);
 
 /// Width of a plain page.
 const WIDTH: usize = 100;
 
 impl Document {
     pub fn heading(&mut self, level: u8, text: impl Into<String>) {
-        self.0.push(Part::Heading(level, text.into()));
+        self.0.push(PagePart::Heading(level, text.into()));
     }
 
     pub fn text(&mut self, text: impl Into<String>) {
-        self.0.push(Part::Text(text.into()));
+        self.0.push(PagePart::Text(text.into()));
     }
 
     pub fn points(&mut self, points: impl IntoIterator<Item = String>) {
-        self.0.push(Part::Points(points.into_iter().collect()));
+        self.0.push(PagePart::Points(points.into_iter().collect()));
     }
 
     /// Adds a table of figures; without rows, nothing.
@@ -55,17 +55,17 @@ impl Document {
     fn columns<const N: usize>(&mut self, columns: Columns, head: [&str; N], rows: Vec<[String; N]>) {
         if !rows.is_empty() {
             let rows = rows.into_iter().map(|row| row.to_vec()).collect();
-            self.0.push(Part::Table(columns, head.map(str::to_owned).to_vec(), rows));
+            self.0.push(PagePart::Table(columns, head.map(str::to_owned).to_vec(), rows));
         }
     }
 
     /// The page as Markdown.
     pub fn markdown(&self) -> String {
-        let part = |part: &Part| match part {
-            Part::Heading(level, text) => format!("{} {text}\n", "#".repeat(usize::from(*level))),
-            Part::Text(text) => format!("{text}\n"),
-            Part::Points(points) => points.iter().map(|point| format!("- {point}\n")).collect(),
-            Part::Table(columns, head, rows) => {
+        let part = |part: &PagePart| match part {
+            PagePart::Heading(level, text) => format!("{} {text}\n", "#".repeat(usize::from(*level))),
+            PagePart::Text(text) => format!("{text}\n"),
+            PagePart::Points(points) => points.iter().map(|point| format!("- {point}\n")).collect(),
+            PagePart::Table(columns, head, rows) => {
                 let line = |cells: &[String]| {
                     let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
                     format!("| {} |\n", cells.join(" | "))
@@ -81,13 +81,13 @@ impl Document {
 
     /// The page as plain text.
     pub fn plain(&self) -> String {
-        let part = |part: &Part| match part {
-            Part::Heading(1, text) => format!("{text}\n{}\n", "=".repeat(text.chars().count())),
-            Part::Heading(2, text) => format!("{text}\n{}\n", "-".repeat(text.chars().count())),
-            Part::Heading(_, text) => format!("{text}\n"),
-            Part::Text(text) => wrapped(text, ""),
-            Part::Points(points) => points.iter().map(|point| wrapped(point, "- ")).collect(),
-            Part::Table(columns, head, rows) => plain_table(*columns, head, rows),
+        let part = |part: &PagePart| match part {
+            PagePart::Heading(1, text) => format!("{text}\n{}\n", "=".repeat(text.chars().count())),
+            PagePart::Heading(2, text) => format!("{text}\n{}\n", "-".repeat(text.chars().count())),
+            PagePart::Heading(_, text) => format!("{text}\n"),
+            PagePart::Text(text) => wrapped(text, ""),
+            PagePart::Points(points) => points.iter().map(|point| wrapped(point, "- ")).collect(),
+            PagePart::Table(columns, head, rows) => plain_table(*columns, head, rows),
         };
         self.0.iter().map(part).collect::<Vec<_>>().join("\n")
     }

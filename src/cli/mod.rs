@@ -47,7 +47,7 @@ enum Command {
     /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
     Engine(engine::EngineArgs),
     /// Size a fleet from measured goodput: replicas, memory, cost, and what else could happen.
-    Plan(plan::PlanArgs),
+    Plan(Box<plan::PlanArgs>),
     /// Ask a running gateway whether it is well.
     Health(health::HealthArgs),
 }

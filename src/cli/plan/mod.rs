@@ -145,6 +145,7 @@ fn precision(text: &str) -> Result<KvPrecision, String> {
 }
 
 /// Why there is no plan.
+#[derive(Debug)]
 enum NoPlan {
     Unreadable(anyhow::Error),
     Problems(Vec<InputProblem>),

@@ -3,7 +3,7 @@
 use crate::capacity::baseline::{self, UNSEEN_CHANGES};
 use crate::capacity::cost::CostPlan;
 use crate::capacity::pooling::PoolingPlan;
-use crate::capacity::sensitivity::Scenario;
+use crate::capacity::sensitivity::WhatIf;
 use crate::capacity::{CapacityPlan, ClassPlan, FleetVerdict, PrefillPlan, PrefillQueue};
 use crate::cli::document::{Document, number, percent, short};
 
@@ -155,7 +155,7 @@ fn class_page(page: &mut Document, plan: &CapacityPlan, class: &ClassPlan) {
     waits(page, plan, class);
 }
 
-fn scenario(scenario: &Scenario) -> [String; 8] {
+fn scenario(scenario: &WhatIf) -> [String; 8] {
     [
         scenario.name.clone(),
         short(scenario.goodput),

@@ -33,7 +33,7 @@ fn told(problem: &NoPlan) -> Vec<String> {
 }
 
 fn problems(flags: &str) -> Vec<String> {
-    told(&args(flags).plan().err().expect("no plan can be made of this"))
+    told(&args(flags).plan().expect_err("no plan can be made of this"))
 }
 
 /// Files of a test, in a folder of their own.
