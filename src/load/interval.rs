@@ -239,9 +239,12 @@ mod tests {
     #[test]
     fn wilson_agrees_with_published_values_and_with_the_requests_that_a_difference_takes() {
         // Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29.
-        for (met, n, low, high) in
-            [(81.0, 263.0, 0.2553, 0.3662), (15.0, 148.0, 0.0624, 0.1605), (0.0, 20.0, 0.0, 0.1611), (1.0, 29.0, 0.0061, 0.1718)]
-        {
+        for (met, n, low, high) in [
+            (81.0, 263.0, 0.2553, 0.3662),
+            (15.0, 148.0, 0.0624, 0.1605),
+            (0.0, 20.0, 0.0, 0.1611),
+            (1.0, 29.0, 0.0061, 0.1718),
+        ] {
             let found = wilson(met / n, n, 0.95);
             assert!((found.low - low).abs() < 1e-4 && (found.high - high).abs() < 1e-4, "{met} of {n}: {found:?}");
         }
@@ -266,14 +269,14 @@ mod tests {
         all.first(count)
     }
 
-    /// The share of 1,000 runs whose first decision that is not `Open` is this one, and the mean size at which it
+    /// The share of 300 runs whose first decision that is not `Open` is this one, and the mean size at which it
     /// falls.
     fn decisions(share: f64, target: f64, burst: usize, of: Decision) -> (f64, f64) {
-        let looks = Looks::doubling(100, 3200, 0.95);
+        let looks = Looks::doubling(100, 1600, 0.95);
         let mut chance = StdRng::seed_from_u64(5);
         let (mut found, mut sizes) = (0.0, 0.0);
-        for _ in 0..1_000 {
-            let all = sequence(&mut chance, share, burst, 3200);
+        for _ in 0..300 {
+            let all = sequence(&mut chance, share, burst, 1600);
             let look = |size: &u64| (*size, looks.decide(&all.first(*size as usize), target));
             let decided = looks.sizes().iter().map(look).find(|(_, decision)| *decision != Decision::Open);
             if let Some((size, _)) = decided.filter(|(_, decision)| *decision == of) {
@@ -281,7 +284,7 @@ mod tests {
                 sizes += size as f64;
             }
         }
-        (found / 1_000.0, sizes / f64::max(found, 1.0))
+        (found / 300.0, sizes / f64::max(found, 1.0))
     }
 
     fn wrong(burst: usize) -> f64 {

@@ -282,7 +282,10 @@ mod tests {
         assert!(TokenLengths::recorded("r", vec![0, 4]).is_err());
         assert!(LengthModel::pairs("t", vec![(1, 0)]).is_err() && LengthModel::pairs("t", vec![]).is_err());
         let fixed = || TokenLengths::Fixed { tokens: 1 };
-        assert!(LengthModel::fitted(fixed(), fixed(), 1.1).is_err() && LengthModel::fitted(fixed(), fixed(), f64::NAN).is_err());
+        assert!(
+            LengthModel::fitted(fixed(), fixed(), 1.1).is_err()
+                && LengthModel::fitted(fixed(), fixed(), f64::NAN).is_err()
+        );
     }
 
     proptest! {

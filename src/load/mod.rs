@@ -5,13 +5,25 @@
 //! clock starts at the scheduled time: no response can slow the schedule down, and a client that is
 //! late makes the service look worse, never better. How late it was stands in the record.
 
+pub mod arrivals;
 mod connections;
 mod exchange;
+pub mod interval;
+pub mod lengths;
+pub mod monitor;
 mod plan;
+pub mod presets;
+pub mod prompts;
+pub mod quantiles;
 mod record;
+pub mod result;
 mod run;
+pub mod search;
+pub mod steady;
+pub mod sweep;
 #[cfg(test)]
 mod tests;
+pub mod workload;
 
 pub use plan::{LoadClass, LoadTarget, PlannedRequest};
 pub use record::LoadRecord;

@@ -59,9 +59,7 @@ impl KneeSearch {
             (Some(clears), None) => (clears < highest).then(|| (clears * growth).min(highest)),
             (None, Some(fails)) => (fails > lowest).then(|| (fails / growth).max(lowest)),
             // A hair of slack, because halving reaches the tolerance only nearly.
-            (Some(clears), Some(fails)) => {
-                (fails / clears > 1.0 + tolerance + 1e-9).then(|| (clears * fails).sqrt())
-            }
+            (Some(clears), Some(fails)) => (fails / clears > 1.0 + tolerance + 1e-9).then(|| (clears * fails).sqrt()),
         }
     }
 
@@ -86,17 +84,22 @@ impl KneeSearch {
     }
 }
 
-/// The rate at which one repetition's attainment crosses the target, on the straight line between the highest rate
-/// up to which it cleared and the next one; `None` where it never cleared or never failed. `points`: rates,
-/// ascending, with the attainment there and whether it counts as cleared.
+/// The rate at which one repetition crosses its target, on the straight line between the last rate up to which it
+/// cleared and the next one. `points`: rates, ascending, with how far the attainment there lies above the target;
+/// `None` where it is no number, because the run did not settle. Of a repetition that never failed it is the last rate, of
+/// one that never cleared the first; `None` without any.
 #[must_use]
-pub fn crossing(points: &[(f64, f64, bool)], target: f64) -> Option<f64> {
-    let fails = points.iter().position(|(_, _, is_clear)| !is_clear)?;
-    let (low, above, _) = points[fails.checked_sub(1)?];
-    let (high, below, _) = points[fails];
-    // A run that is unsteady fails whatever its attainment.
-    let share = if below < target { (above - target) / (above - below) } else { 1.0 };
-    Some(low + (high - low) * share.clamp(0.0, 1.0))
+pub fn crossing(points: &[(f64, Option<f64>)]) -> Option<f64> {
+    let clears = |margin: Option<f64>| margin.is_some_and(|margin| margin >= 0.0);
+    let Some(fails) = points.iter().position(|(_, margin)| !clears(*margin)) else {
+        return points.last().map(|(rate, _)| *rate);
+    };
+    let Some((low, Some(above))) = fails.checked_sub(1).map(|before| points[before]) else {
+        return points.first().map(|(rate, _)| *rate);
+    };
+    let (high, below) = points[fails];
+    let share = below.map_or(0.0, |below| above / (above - below));
+    Some(low + (high - low) * share)
 }
 
 #[cfg(test)]
@@ -129,11 +132,12 @@ mod tests {
 
     #[test]
     fn a_repetition_crosses_its_target_between_two_rates() {
-        let points = [(4.0, 0.99, true), (8.0, 0.94, true), (9.0, 0.84, false), (16.0, 0.1, false)];
-        assert!((crossing(&points, 0.92).unwrap() - 8.2).abs() < 1e-9);
-        assert_eq!(crossing(&points[..2], 0.92), None, "it never failed");
-        assert_eq!(crossing(&points[2..], 0.92), None, "it never cleared");
-        assert_eq!(crossing(&[(4.0, 0.99, true), (5.0, 0.97, false)], 0.92), Some(5.0), "unsteady there");
+        let points = [(4.0, Some(0.07)), (8.0, Some(0.02)), (9.0, Some(-0.08)), (16.0, Some(-0.8))];
+        assert!((crossing(&points).unwrap() - 8.2).abs() < 1e-9);
+        assert_eq!(crossing(&points[..2]), Some(8.0), "it never failed");
+        assert_eq!(crossing(&points[2..]), Some(9.0), "it never cleared");
+        assert_eq!(crossing(&[(4.0, Some(0.07)), (5.0, None)]), Some(4.0), "it did not settle there");
+        assert_eq!(crossing(&[]), None);
     }
 
     proptest! {

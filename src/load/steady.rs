@@ -120,10 +120,14 @@ pub fn in_flight(requests: &[(f64, f64)], from: f64, to: f64) -> Vec<(f64, f64)>
     }
     let mut open = 0;
     let at = |number: usize| from + step * number as f64;
-    changes[..samples].iter().enumerate().map(|(number, change)| {
-        open += change;
-        (at(number), open as f64)
-    }).collect()
+    changes[..samples]
+        .iter()
+        .enumerate()
+        .map(|(number, change)| {
+            open += change;
+            (at(number), open as f64)
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -178,7 +182,9 @@ mod tests {
 
     #[test]
     fn a_flat_line_does_not_move_and_a_ramp_does() {
-        let line = |slope: f64| Trend::of((0..1000).map(|at| (f64::from(at), 5.0 + slope * f64::from(at))), 0.0, 1000.0).unwrap();
+        let line = |slope: f64| {
+            Trend::of((0..1000).map(|at| (f64::from(at), 5.0 + slope * f64::from(at))), 0.0, 1000.0).unwrap()
+        };
         assert!(!line(0.0).is_moving(0.0));
         assert!(line(0.01).is_moving(2.0) && line(-0.004).is_moving(2.0));
         assert!(!line(0.001).is_moving(2.0), "too little to mind");

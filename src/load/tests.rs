@@ -1,5 +1,7 @@
 //! Runs against scripted and simulated engines, in virtual time.
 
+mod knee;
+
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
