@@ -28,6 +28,7 @@
 //! | | [`judge`] | Did this request keep its promise? | [`judge::judge`](judge::judge()), [`judge::Verdict`] |
 //! | | [`refuse`] | Every early end: what the client is told, whose fault it is. | [`refuse::Rejection`] |
 //! | | [`record::burn`] | Windows, attainment, burn rate, budget. | [`record::burn::Burn`] |
+//! | | [`alerts`] | Recording and alerting rules from what the classes promise. | [`alerts::rule_set`], [`alerts::format`] |
 //! | 2 settings, lines | [`config`] | YAML to checked settings, and again when it changes. | [`config::load`], [`config::Settings`] |
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
 //! | 3 shell | [`accept`] | Listeners, TLS, limits on clients, drain. | [`accept::Listener`], [`accept::Drain`] |
@@ -126,6 +127,7 @@
 pub mod accept;
 pub mod admin;
 pub mod admit;
+pub mod alerts;
 pub mod classify;
 pub mod cli;
 pub mod clock;

@@ -97,6 +97,7 @@ const ROOMS_IN_FOLDERS: &[(&str, &str)] = &[
     ("admit::shared", "settings"),
     ("forward", "settings"),
     ("record", "burn"),
+    ("record", "drift"),
     ("record", "settings"),
     ("route", "probe"),
 ];
@@ -114,8 +115,9 @@ fn room<'a>(path: impl IntoIterator<Item = &'a str>) -> String {
 fn layer(room: &str) -> Option<u8> {
     Some(match room {
         "units" | "clock" | "json" | "framing" | "locks" => 0,
-        "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
-        "admit::levels" | "admit::limit" | "admit::overload" | "admit::queue" | "admit::spill" | "record::burn" => 1,
+        "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" | "alerts" => 1,
+        "admit::levels" | "admit::limit" | "admit::overload" | "admit::queue" | "admit::spill" => 1,
+        "record::burn" | "record::drift" => 1,
         "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,
         "config" | "dial" => 2,
         "accept" | "admit" | "admit::desk" | "admit::shared" | "route::probe" | "forward" | "record" => 3,
@@ -133,6 +135,7 @@ const PURE_ACQUAINTANCES: &[(&str, &str, &str)] = &[
     ("observe", "inspect", "a request's facts"),
     ("rewrite", "observe", "events and what was seen in them"),
     ("judge", "observe", "the timeline"),
+    ("alerts", "record::drift", "the factor beyond which a drift matters"),
     ("refuse", "judge", "outcomes"),
     ("refuse", "inspect", "why a body could not be read"),
     ("refuse", "admit::limit", "limits, and where they stand"),

@@ -71,6 +71,7 @@ mod tests {
         fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
             Err(LevelError::UnknownClass)
         }
+        fn drill(&self, _: u64) {}
         fn reload(&self) -> BoxFuture<'_, Reloaded> {
             let before = self.0.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move { Err(vec![before.to_string()]) })

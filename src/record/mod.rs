@@ -8,6 +8,7 @@
 pub mod access;
 pub mod burn;
 pub mod drift;
+mod drill;
 mod edges;
 mod engines;
 mod family;
@@ -259,6 +260,11 @@ impl Recorder {
         let table = self.0.table.load();
         let memory = table.class(class)?.memory.lock();
         memory.burn.pressure(at)
+    }
+
+    /// Counts misses that a drill invents, in the class `drill`.
+    pub fn drill(&self, misses: u64) {
+        self.0.table.load().drill(misses);
     }
 
     /// What was counted about the store of shared limits so far.

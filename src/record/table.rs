@@ -20,6 +20,7 @@ use crate::units::{ClassId, PoolId, TenantId, Tick};
 
 use super::burn::Burn;
 use super::drift::LengthHistogram;
+use super::drill::DrillSeries;
 use super::edges::BucketEdges;
 use super::finished::{RequestRecord, Retry};
 use super::metrics::Metrics;
@@ -74,6 +75,8 @@ pub(super) struct Table {
     tenants: Map<TenantId, Arc<TenantSeries>>,
     other_tenant: Option<Arc<TenantSeries>>,
     unclassed: Arc<UnclassifiedSeries>,
+    /// None before any settings.
+    drill: Option<Arc<DrillSeries>>,
     retries: Arc<[Counter]>,
     /// In the order of [`Rejection::CODES`].
     refused: Arc<[Counter]>,
@@ -91,6 +94,7 @@ impl Table {
             tenants: Map::default(),
             other_tenant: None,
             unclassed: Arc::new(UnclassifiedSeries::new(metrics)),
+            drill: None,
             retries: Retry::ALL.iter().map(retry).collect(),
             refused: Rejection::CODES.iter().map(|code| metrics.refused.at(metrics.labels([("code", code)]))).collect(),
             default_class: ClassId::from(NONE),
@@ -106,6 +110,7 @@ impl Table {
         }
         let mut table = self.clone();
         table.unclassed = Arc::new(UnclassifiedSeries::new(metrics));
+        table.drill = Some(Arc::new(DrillSeries::new(metrics)));
         table.default_class = shape.default_class.clone();
         table.current = shape.classes.iter().map(|class| class.id.clone()).collect();
         for class in &shape.classes {
@@ -172,6 +177,11 @@ impl Table {
             Some(place) => self.classes[place].1.note(finished),
             None => self.unclassed.note(finished.verdict.outcome),
         }
+    }
+
+    /// Counts misses that nobody had.
+    pub(super) fn drill(&self, misses: u64) {
+        self.drill.iter().for_each(|series| series.miss(misses));
     }
 
     fn refused(&self, code: &str) -> Option<&Counter> {
