@@ -129,6 +129,7 @@ pub mod accept;
 pub mod admin;
 pub mod admit;
 pub mod capacity;
+pub mod alerts;
 pub mod classify;
 pub mod cli;
 pub mod clock;

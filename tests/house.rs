@@ -98,6 +98,7 @@ const ROOMS_IN_FOLDERS: &[(&str, &str)] = &[
     ("forward", "settings"),
     ("record", "burn"),
     ("record", "journal"),
+    ("record", "drift"),
     ("record", "settings"),
     ("route", "probe"),
 ];
@@ -115,9 +116,10 @@ fn room<'a>(path: impl IntoIterator<Item = &'a str>) -> String {
 fn layer(room: &str) -> Option<u8> {
     Some(match room {
         "units" | "clock" | "json" | "framing" | "locks" => 0,
-        "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" | "capacity" => 1,
-        "admit::levels" | "admit::limit" | "admit::overload" | "admit::queue" | "admit::spill" | "record::burn" => 1,
-        "record::journal" => 1,
+        "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
+        "alerts" | "capacity" => 1,
+        "admit::levels" | "admit::limit" | "admit::overload" | "admit::queue" | "admit::spill" => 1,
+        "record::burn" | "record::drift" | "record::journal" => 1,
         "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,
         "config" | "dial" => 2,
         "accept" | "admit" | "admit::desk" | "admit::shared" | "route::probe" | "forward" | "record" => 3,
@@ -135,6 +137,7 @@ const PURE_ACQUAINTANCES: &[(&str, &str, &str)] = &[
     ("observe", "inspect", "a request's facts"),
     ("rewrite", "observe", "events and what was seen in them"),
     ("judge", "observe", "the timeline"),
+    ("alerts", "record::drift", "the factor beyond which a drift matters"),
     ("refuse", "judge", "outcomes"),
     ("refuse", "inspect", "why a body could not be read"),
     ("refuse", "admit::limit", "limits, and where they stand"),

@@ -139,7 +139,7 @@ fn run_by(command: &str) -> Option<RunBy> {
     Some(match words[..] {
         ["cargo", "run", "--", "demo"] => RunBy::Demo,
         ["cargo", "test"] => RunBy::Tests,
-        ["goodput", "check" | "serve" | "engine" | "plan", ..] | ["curl", ..] | ["echo", ..] => RunBy::Way,
+        ["goodput", "check" | "serve" | "engine" | "plan" | "rules", ..] | ["curl", ..] | ["echo", ..] => RunBy::Way,
         ["goodput", "key", ..] => RunBy::Key,
         ["docker", "compose", "-f", "deploy/compose/compose.yaml", "up", "--build"] => RunBy::Compose,
         _ => return None,
@@ -285,6 +285,11 @@ fn the_way_to_ones_own_engine() {
             ("goodput", _, Some("check" | "plan")) => {
                 let checked = goodput(folder.path(), &words[1..], "");
                 assert!(checked.status.success(), "{command}: {}", text(&checked.stdout));
+            }
+            ("goodput", _, Some("rules")) => {
+                let rules = goodput(folder.path(), &words[1..], "");
+                let told = text(&rules.stdout);
+                assert!(rules.status.success() && told.contains("alert: GoodputErrorBudgetBurn"), "{told}");
             }
             ("echo", "goodput", Some("check")) => {
                 let explained = goodput(folder.path(), &words[1..], &parts[0][1]);
@@ -594,7 +599,9 @@ fn links_lead_somewhere() {
     let documents = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"].map(PathBuf::from);
     let pages = fs::read_dir(root().join("docs")).expect("a folder").map(|entry| entry.expect("a file").path());
     let pages = pages.filter(|page| page.extension().is_some_and(|end| end == "md"));
-    for document in documents.into_iter().chain(pages) {
+    let runbooks =
+        fs::read_dir(root().join("docs/runbooks")).expect("a folder").map(|entry| entry.expect("a file").path());
+    for document in documents.into_iter().chain(pages).chain(runbooks) {
         let whole = root().join(&document);
         let text = fs::read_to_string(&whole).expect("it is there");
         for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {

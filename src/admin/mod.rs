@@ -22,6 +22,7 @@
 mod assets;
 mod drain;
 mod events;
+mod drill;
 mod guard;
 mod negotiate;
 mod page;
@@ -93,6 +94,9 @@ pub trait AdminView: Send + Sync + 'static {
         level: Option<usize>,
         length: Option<Duration>,
     ) -> Result<Degradation, LevelError>;
+
+    /// Counts so many invented misses in the class `drill`.
+    fn drill(&self, misses: u64);
 
     /// Reads the settings again; says which keys wait for a restart. The error is all problems, one
     /// line each.
@@ -207,6 +211,7 @@ pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router 
         .route("/-/reload", post(reload))
         .route("/-/degrade", if has_token { post(degrade) } else { post(not_without_token) })
         .route("/-/drain", if has_token { post(drain::drain) } else { post(not_without_token) })
+        .route("/-/drill", if has_token { post(drill::drill) } else { post(not_without_token) })
         .layer(middleware::from_fn_with_state(Arc::new(access), keep_out));
     Router::new()
         .route("/livez", get(|| async { plain(StatusCode::OK, "alive\n") }))
@@ -215,7 +220,7 @@ pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router 
         .fallback(|| async {
             plain(
                 StatusCode::NOT_FOUND,
-                "no such page; there are /, /status, /metrics, /slo, /livez, /readyz, and POST /-/reload, /-/degrade and /-/drain\n",
+                "no such page; there are /, /status, /metrics, /slo, /livez, /readyz, and POST /-/reload, /-/degrade, /-/drain and /-/drill\n",
             )
         })
         .with_state(view)
@@ -502,6 +507,8 @@ mod tests {
             }
         }
 
+        fn drill(&self, _: u64) {}
+
         fn reload(&self) -> BoxFuture<'_, Reloaded> {
             let problems = self.problems.clone();
             Box::pin(async move { if problems.is_empty() { Ok(vec!["listen.address"]) } else { Err(problems) } })
@@ -592,7 +599,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_changed_by_what_a_browser_sends_of_itself() {
         let line = format!("Basic {}", STANDARD.encode("a:t"));
-        for path in ["/-/reload", "/-/degrade", "/-/drain"] {
+        for path in ["/-/reload", "/-/degrade", "/-/drain", "/-/drill"] {
             assert_eq!(
                 ask(good(), Some("t"), "POST", path, Some(("authorization", &line))).await.status,
                 401,
@@ -745,6 +752,48 @@ mod tests {
         let back = degrade(Some("t"), "Bearer t", r#"{"class":"chat","level":"auto"}"#).await;
         assert!(back.text.contains(r#""forced":false"#), "{}", back.text);
         assert_eq!(ask(good(), Some("t"), "GET", "/-/degrade", Some(("authorization", "Bearer t"))).await.status, 405);
+    }
+
+    #[tokio::test]
+    async fn a_drill_counts_so_many_misses_and_needs_the_token() {
+        struct Counting(std::sync::atomic::AtomicU64);
+        impl AdminView for Counting {
+            fn metrics(&self, _: bool) -> String {
+                String::new()
+            }
+            fn is_ready(&self) -> bool {
+                true
+            }
+            fn slo(&self) -> Vec<ClassStanding> {
+                Vec::new()
+            }
+            fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
+                Err(LevelError::UnknownClass)
+            }
+            fn drill(&self, misses: u64) {
+                self.0.fetch_add(misses, std::sync::atomic::Ordering::Relaxed);
+            }
+            fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
+                Box::pin(async { Ok(Vec::new()) })
+            }
+        }
+        let view = Arc::new(Counting(std::sync::atomic::AtomicU64::new(0)));
+        let post = async |token: Option<&str>, bearer: &str, body: &str| {
+            let request = Request::post("/-/drill").header("authorization", bearer).body(Body::from(body.to_owned()));
+            let router = router(Arc::clone(&view) as Arc<dyn AdminView>, access(token), Clock::start());
+            answered(router.oneshot(request.unwrap()).await.unwrap()).await
+        };
+        let right = r#"{"misses":20}"#;
+        assert_eq!(post(None, "Bearer t", right).await.status, 403, "none is configured");
+        assert_eq!(post(Some("t"), "Bearer x", right).await.status, 401);
+        for wrong in ["", "{}", r#"{"misses":0}"#, r#"{"misses":10001}"#, r#"{"misses":1.5}"#, r#"{"misses":1,"x":1}"#]
+        {
+            assert_eq!(post(Some("t"), "Bearer t", wrong).await.status, 400, "{wrong}");
+        }
+        assert_eq!(view.0.load(std::sync::atomic::Ordering::Relaxed), 0);
+        let done = post(Some("t"), "Bearer t", right).await;
+        assert_eq!((done.status, done.text.as_str()), (200, r#"{"class":"drill","misses":20}"#));
+        assert_eq!(view.0.load(std::sync::atomic::Ordering::Relaxed), 20);
     }
 
     #[tokio::test]

@@ -4,17 +4,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use http::header::HOST;
-use http::uri::Authority;
+use anyhow::Context;
 use http::{Request, StatusCode, Uri};
-use http_body_util::Empty;
-use hyper::body::Bytes;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 
-use super::print;
+use super::{call, print};
 
 /// Asks a running gateway whether it is well: exit code 0 if it is, 1 if it is not.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,7 +27,7 @@ impl HealthArgs {
     /// Asks, and says what was answered. No answer is a no, not a failure to ask.
     #[must_use]
     pub fn run(&self) -> ExitCode {
-        if let Err(error) = self.authority() {
+        if let Err(error) = call::authority(&self.url) {
             eprintln!("goodput health: {error:#}");
             return ExitCode::from(2);
         }
@@ -74,31 +67,9 @@ impl HealthArgs {
         answer.with_context(|| format!("no answer from {} within {limit:?}", self.url))?
     }
 
-    /// Whom to ask.
-    fn authority(&self) -> anyhow::Result<&Authority> {
-        if self.url.scheme_str().is_some_and(|scheme| scheme != "http") {
-            bail!("{}: only http is asked; use the admin port", self.url);
-        }
-        self.url.authority().with_context(|| format!("{} names no host; write http://HOST:PORT/readyz", self.url))
-    }
-
     async fn status(&self) -> anyhow::Result<StatusCode> {
-        let authority = self.authority()?;
-        let place = (authority.host().trim_matches(['[', ']']), authority.port_u16().unwrap_or(80));
-        let stream = TcpStream::connect(place)
-            .await
-            .with_context(|| format!("cannot connect to {authority}; --url names the admin port of another gateway"))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let path = self.url.path_and_query().map_or("/", |path| path.as_str());
-        let request = Request::get(path).header(HOST, authority.as_str()).body(Empty::<Bytes>::new())?;
-        let mut answer = std::pin::pin!(sender.send_request(request));
-        tokio::select! {
-            answer = &mut answer => return Ok(answer?.status()),
-            ended = connection => ended?,
-        }
-        // The connection can end with the answer, or without one.
-        let answer = answer.await;
-        Ok(answer.with_context(|| format!("{authority} closed the connection without an answer"))?.status())
+        Ok(call::send(&self.url, Request::get(path), String::new()).await?.0)
     }
 }
 

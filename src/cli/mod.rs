@@ -3,10 +3,12 @@
 //! Exit codes: 0 done; 1 it ran and the answer is no; 2 usage or an unreadable file; 3 it
 //! could not start (a port that is taken).
 
+mod call;
 pub mod check;
 pub mod demo;
 mod descriptors;
 mod document;
+pub mod drill;
 pub mod engine;
 pub mod health;
 pub mod key;
@@ -14,6 +16,7 @@ mod logs;
 mod numbers;
 pub mod plan;
 mod print;
+pub mod rules;
 pub mod schema;
 pub mod serve;
 pub mod service;
@@ -40,6 +43,10 @@ enum Command {
     Demo(demo::Demo),
     /// Check a settings file, and explain what would become of a request.
     Check(check::CheckArgs),
+    /// Print recording and alerting rules for Prometheus, made from the classes.
+    Rules(rules::RulesArgs),
+    /// Invent misses in a running gateway, to see whether a page arrives.
+    Drill(drill::DrillArgs),
     /// Print the JSON Schema of the settings file.
     Schema(schema::Schema),
     /// Make API keys.
@@ -59,6 +66,8 @@ pub fn run() -> ExitCode {
         Command::Serve(serve) => serve.run(),
         Command::Demo(demo) => demo.run(),
         Command::Check(check) => check.run(),
+        Command::Rules(rules) => rules.run(),
+        Command::Drill(drill) => drill.run(),
         Command::Schema(schema) => schema.run(),
         Command::Key(key) => key.run(),
         Command::Engine(engine) => engine.run(),

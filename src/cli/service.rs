@@ -449,6 +449,11 @@ impl AdminView for ServiceView {
         })
     }
 
+    fn drill(&self, misses: u64) {
+        tracing::info!(misses, "a drill: misses are counted in the class drill");
+        self.gateway.recorder.drill(misses);
+    }
+
     fn reload(&self) -> Pin<Box<dyn Future<Output = Result<Vec<&'static str>, Vec<String>>> + Send + '_>> {
         Box::pin(async move {
             let Some(reloader) = &self.reloader else {

@@ -9,6 +9,9 @@ use crate::units::{Tick, Tokens};
 
 const GROWTH: f64 = 1.1;
 const BUCKETS: usize = 170;
+/// A percentile that is off the assumed one by more than this factor, in either direction, is another workload.
+pub const DRIFT_FACTOR: f64 = 1.5;
+
 const GENERATION: Duration = Duration::from_secs(30 * 60);
 
 /// Fewest lengths that say anything about a 95th percentile.

@@ -8,6 +8,7 @@
 pub mod access;
 pub mod burn;
 pub mod drift;
+mod drill;
 mod edges;
 mod engine_stats;
 mod engines;
@@ -326,6 +327,11 @@ impl Recorder {
         let table = self.0.table.load();
         let memory = table.class(class)?.memory.lock();
         memory.burn.pressure(at)
+    }
+
+    /// Counts misses that a drill invents, in the class `drill`.
+    pub fn drill(&self, misses: u64) {
+        self.0.table.load().drill(misses);
     }
 
     /// Replaces the statistics of the shared limits store.

@@ -20,6 +20,7 @@ use crate::units::{ClassId, PoolId, TenantId, Tick};
 
 use super::burn::Burn;
 use super::drift::LengthHistogram;
+use super::drill::DrillSeries;
 use super::edges::BucketEdges;
 use super::finished::{RequestRecord, Retry};
 use super::history::ClassHistory;
@@ -76,6 +77,8 @@ pub(super) struct Table {
     tenants: Map<TenantId, Arc<TenantSeries>>,
     other_tenant: Option<Arc<TenantSeries>>,
     unclassed: Arc<UnclassifiedSeries>,
+    /// None before any settings.
+    drill: Option<Arc<DrillSeries>>,
     retries: Arc<[Counter]>,
     /// In the order of [`Rejection::CODES`].
     refused: Arc<[Counter]>,
@@ -93,6 +96,7 @@ impl Table {
             tenants: Map::default(),
             other_tenant: None,
             unclassed: Arc::new(UnclassifiedSeries::new(metrics)),
+            drill: None,
             retries: Retry::ALL.iter().map(retry).collect(),
             refused: Rejection::CODES.iter().map(|code| metrics.refused.at(metrics.labels([("code", code)]))).collect(),
             default_class: ClassId::from(NONE),
@@ -108,6 +112,7 @@ impl Table {
         }
         let mut table = self.clone();
         table.unclassed = Arc::new(UnclassifiedSeries::new(metrics));
+        table.drill = Some(Arc::new(DrillSeries::new(metrics)));
         table.default_class = shape.default_class.clone();
         table.current = shape.classes.iter().map(|class| class.id.clone()).collect();
         for class in &shape.classes {
@@ -185,6 +190,11 @@ impl Table {
     /// series of its own.
     pub(super) fn tenant_totals(&self, tenant: &TenantId) -> Option<[u64; 4]> {
         self.tenants.get(tenant).map(|series| series.totals())
+    }
+
+    /// Counts misses that nobody had.
+    pub(super) fn drill(&self, misses: u64) {
+        self.drill.iter().for_each(|series| series.miss(misses));
     }
 
     fn refused(&self, code: &str) -> Option<&Counter> {

@@ -16,6 +16,7 @@ mod processes;
 mod prometheus;
 mod redis_server;
 mod reloads;
+mod rules;
 mod running;
 mod script;
 mod sdks;
