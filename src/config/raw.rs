@@ -80,7 +80,7 @@ block! {
         may write_stall: Located<Duration>,
         /// Most connections at one time. Default: 20000.
         may max_connections: Located<u64>,
-        /// Most connections of one address at one time. Default: nine tenths of what may be open.
+        /// Most connections of one address at one time. Default: what other addresses leave.
         may max_connections_per_address: Located<u64>,
         /// Most streams at one time on an HTTP/2 connection. Default: 250.
         may http2_max_streams: Located<u64>,

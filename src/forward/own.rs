@@ -59,6 +59,13 @@ impl GatewayHeaders {
 /// Whether a field has one of the names that only the gateway gives, so that it never comes from an
 /// engine. (Times of its own an engine may tell beside ours.)
 pub(super) fn is_ours(name: &str) -> bool {
+    // All of them begin so; whoever takes `_` and `-` for one must not find any either.
+    if !matches!(name.as_bytes().first(), Some(b'x' | b'r')) {
+        return false;
+    }
+    if name.contains('_') {
+        return is_ours(&name.replace('_', "-"));
+    }
     let Some(rest) = name.strip_prefix("x-") else { return name == "request-id" };
     // By the first byte, so that an ordinary field costs a comparison or two.
     match rest.as_bytes().first() {

@@ -34,7 +34,7 @@ pub struct Listen {
     pub write_stall: Duration,
     /// Most connections at one time.
     pub max_connections: usize,
-    /// Most connections of one address at one time; `None`: nine tenths of all.
+    /// Most connections of one address at one time; `None`: see [`Listen::most_of_one_address`].
     pub max_connections_per_address: Option<usize>,
     /// Most streams at one time on an HTTP/2 connection.
     pub http2_max_streams: u32,
@@ -66,13 +66,16 @@ impl Default for Listen {
 }
 
 impl Listen {
-    /// Most connections of one address where `all` may be open: by default so many that a load
-    /// balancer in front reaches them only where nobody could have any more, and a tenth is left to
-    /// others all the same.
+    /// Most connections of one address where `all` may be open and other addresses have `others`.
+    ///
+    /// By default so many that a load balancer in front, which is one address, reaches them only where
+    /// nobody could have any more: all but what others have, and as many again as they have, which
+    /// stay free for them (a hundredth of all at least, a tenth at most).
     #[must_use]
-    pub fn most_of_one_address(&self, all: usize) -> usize {
+    pub fn most_of_one_address(&self, all: usize, others: usize) -> usize {
+        let free = others.clamp((all / 100).max(1), (all / 10).max(1));
         // Of a handful nothing is kept for others: a newcomer takes the place of one that is idle.
-        let by_default = if all < 10 { usize::MAX } else { all - all / 10 };
+        let by_default = if all < 10 { usize::MAX } else { all.saturating_sub(others + free) };
         self.max_connections_per_address.unwrap_or(by_default).max(1)
     }
 }
@@ -117,5 +120,21 @@ impl Default for Admin {
     /// `{address: 127.0.0.1:9090}`
     fn default() -> Self {
         Admin { address: SocketAddr::from(([127, 0, 0, 1], 9090)), token: None, hosts: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_may_have_what_others_leave_and_they_always_find_a_place() {
+        let most = |all, others| Listen::default().most_of_one_address(all, others);
+        let alone = [1, 9, 10, 100, 20_000].map(|all| most(all, 0));
+        assert_eq!(alone, [usize::MAX, usize::MAX, 9, 99, 19_800]);
+        let beside = [0, 1, 200, 201, 2000, 3000, 19_000, 20_000].map(|others| most(20_000, others));
+        assert_eq!(beside, [19_800, 19_799, 19_600, 19_598, 16_000, 15_000, 1, 1]);
+        let own = Listen { max_connections_per_address: Some(7), ..Listen::default() };
+        assert_eq!((own.most_of_one_address(20_000, 0), own.most_of_one_address(5, 3)), (7, 7));
     }
 }
