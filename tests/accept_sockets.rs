@@ -189,6 +189,9 @@ async fn what_a_client_may_not_send_is_refused_and_never_reaches_a_whole_body() 
             "a control byte in the target",
             b"POST /v1/x?a=\x01 HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}".to_vec(),
         ),
+        ("a fragment", b"POST /v1/x#y HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}".to_vec()),
+        ("a fragment behind a query", b"POST /v1/x?a=b#y HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}".to_vec()),
+        ("a fragment of a URL", b"POST http://g/v1/x# HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}".to_vec()),
         ("an odd method", b"PO(ST /v1/x HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}".to_vec()),
         ("an odd expectation", post(&format!("Expect: 200-ok\r\n{cl}"), "{}")),
         ("a head too long", post(&format!("X-A: {long}\r\n{cl}"), "{}")),
@@ -345,6 +348,11 @@ async fn with_all_connections_taken_a_newcomer_waits_for_one_to_end() {
 /// Asks for an answer on a connection that stays open.
 async fn kept(client: &mut TcpStream) {
     client.write_all(b"POST /v1/x HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}").await.unwrap();
+    answered(client).await;
+}
+
+/// Reads the answer to a request with a body of two bytes.
+async fn answered(client: &mut TcpStream) {
     let mut text = Vec::new();
     while !text.ends_with(b"2 bytes") {
         let mut some = [0; 512];
@@ -385,24 +393,23 @@ async fn c92_the_longest_idle_connection_ends_for_a_newcomer() {
 
 #[tokio::test]
 async fn an_address_that_has_as_many_connections_as_it_may_gets_no_further_one() {
-    let house = serve(Listen { max_connections_per_address: Some(2), ..local() }).await;
-    let mut first = house.connect().await;
-    kept(&mut first).await;
-    let mut second = house.connect().await;
-    kept(&mut second).await;
+    let header_timeout = Duration::from_secs(600);
+    let house = serve(Listen { max_connections_per_address: Some(2), header_timeout, ..local() }).await;
+    let busy = async || {
+        let mut client = house.connect().await;
+        client.write_all(b"POST /v1/x HTTP/1.1\r\nHos").await.unwrap();
+        client
+    };
+    let (mut first, second) = (busy().await, busy().await);
     let mut third = house.connect().await;
     assert!(matches!(soon("it is closed", third.read(&mut [0; 8])).await, Ok(0) | Err(_)));
-    kept(&mut first).await;
-    drop((first, second, third));
-    loop {
-        let mut again = house.connect().await;
-        let _ = again.write_all(&post("Content-Length: 2\r\n", "{}")).await;
-        let mut text = String::new();
-        let _ = soon("an end", again.read_to_string(&mut text)).await;
-        if text.ends_with("2 bytes") {
-            break;
-        }
-    }
+    // One that is idle ends in favour of the next.
+    first.write_all(b"t: g\r\nContent-Length: 2\r\n\r\n{}").await.unwrap();
+    answered(&mut first).await;
+    let mut fourth = house.connect().await;
+    kept(&mut fourth).await;
+    assert_eq!(soon("its end", first.read(&mut [0; 8])).await.unwrap(), 0);
+    drop((second, fourth));
 }
 
 #[tokio::test]

@@ -15,11 +15,24 @@ use super::peer::ConnState;
 /// The open connections of one listener; see the module.
 #[derive(Default)]
 pub(super) struct Connections {
-    /// Keyed by address in memory.
-    open: Mutex<HashMap<usize, Arc<ConnState>, ahash::RandomState>>,
-    of_address: Mutex<HashMap<IpAddr, usize, ahash::RandomState>>,
-    /// Slots wanted for which no idle connection was found.
+    /// By where they lie.
+    open: Mutex<HashMap<usize, OpenConn, ahash::RandomState>>,
+    of_address: Mutex<AddressCounts>,
+    /// Places wanted for which no idle connection was found.
     unfilled: AtomicUsize,
+}
+
+/// An open connection, and the host that it comes from.
+struct OpenConn {
+    peer: Arc<ConnState>,
+    host: Option<IpAddr>,
+}
+
+/// How many connections each host has, and all of them together.
+#[derive(Default)]
+struct AddressCounts {
+    each: HashMap<IpAddr, usize, ahash::RandomState>,
+    all: usize,
 }
 
 /// An open connection; deregistered on drop.
@@ -35,36 +48,50 @@ pub(super) struct AddressSlot {
 }
 
 impl Connections {
-    pub(super) fn enter(&self, peer: &Arc<ConnState>) -> Entered<'_> {
+    pub(super) fn enter(&self, peer: &Arc<ConnState>, address: Option<IpAddr>) -> Entered<'_> {
         let key = Arc::as_ptr(peer) as usize;
-        self.open.lock().insert(key, Arc::clone(peer));
+        self.open.lock().insert(key, OpenConn { peer: Arc::clone(peer), host: address.map(host_of) });
         Entered { connections: self, key }
     }
 
-    /// A slot for a connection from `address`; `None` if it has `most` already.
-    pub(super) fn place(self: &Arc<Self>, address: IpAddr, most: usize) -> Option<AddressSlot> {
+    /// A place for a connection from `address`; none where it has as many already as `most` says, which
+    /// is told how many others have.
+    pub(super) fn place(self: &Arc<Self>, address: IpAddr, most: impl FnOnce(usize) -> usize) -> Option<AddressSlot> {
         let address = host_of(address);
-        let mut of_address = self.of_address.lock();
-        let count = of_address.entry(address).or_default();
-        if *count >= most {
+        let mut counts = self.of_address.lock();
+        let own = counts.each.get(&address).copied().unwrap_or_default();
+        if own >= most(counts.all - own) {
             return None;
         }
-        *count += 1;
+        counts.each.insert(address, own + 1);
+        counts.all += 1;
         Some(AddressSlot { connections: Arc::clone(self), address })
     }
 
     /// Asks the `count` longest idle connections to close.
     pub(super) fn make_room(&self, count: usize) {
+        let found = self.end_idle(count, |_| true);
+        self.unfilled.store(count - found, Ordering::Relaxed);
+    }
+
+    /// The same of one address. False: none of its connections is idle.
+    pub(super) fn make_room_of(&self, address: IpAddr, count: usize) -> bool {
+        let host = host_of(address);
+        self.end_idle(count, |one| one.host == Some(host)) > 0
+    }
+
+    fn end_idle(&self, count: usize, which: impl Fn(&OpenConn) -> bool) -> usize {
         let mut idle: Vec<_> = {
             let open = self.open.lock();
-            open.values().filter_map(|peer| Some((peer.idle_since()?, Arc::clone(peer)))).collect()
+            let which = open.values().filter(|one| which(one));
+            which.filter_map(|OpenConn { peer, .. }| Some((peer.idle_since()?, Arc::clone(peer)))).collect()
         };
         let found = count.min(idle.len());
         if (1..idle.len()).contains(&found) {
             idle.select_nth_unstable_by_key(found - 1, |(since, _)| *since);
         }
         idle[..found].iter().for_each(|(_, peer)| peer.ask_to_leave());
-        self.unfilled.store(count - found, Ordering::Relaxed);
+        found
     }
 
     /// No new connection waits for a slot any more.
@@ -99,11 +126,12 @@ impl Drop for Entered<'_> {
 
 impl Drop for AddressSlot {
     fn drop(&mut self) {
-        let mut of_address = self.connections.of_address.lock();
-        if let Some(count) = of_address.get_mut(&self.address) {
+        let mut counts = self.connections.of_address.lock();
+        counts.all -= 1;
+        if let Some(count) = counts.each.get_mut(&self.address) {
             *count -= 1;
             if *count == 0 {
-                of_address.remove(&self.address);
+                counts.each.remove(&self.address);
             }
         }
     }
@@ -126,7 +154,7 @@ mod tests {
     #[test]
     fn an_address_has_so_many_places_and_a_host_of_ipv6_has_no_more_by_having_many() {
         let connections = Arc::new(Connections::default());
-        let place = |address: &str| connections.place(address.parse().unwrap(), 2);
+        let place = |address: &str| connections.place(address.parse().unwrap(), |_| 2);
         let first = (place("10.0.0.1").unwrap(), place("::ffff:10.0.0.1").unwrap());
         assert!(place("10.0.0.1").is_none() && place("10.0.0.2").is_some());
         drop(first);
@@ -134,7 +162,22 @@ mod tests {
         let _wide = (place("2001:db8::1").unwrap(), place("2001:db8::ffff:2").unwrap());
         assert!(place("2001:db8::3").is_none() && place("2001:db8:0:1::3").is_some());
         drop(_wide);
-        assert!(connections.of_address.lock().is_empty());
+        let counts = connections.of_address.lock();
+        assert!(counts.each.is_empty() && counts.all == 0);
+    }
+
+    #[test]
+    fn what_an_address_may_have_depends_on_what_others_have() {
+        let connections = Arc::new(Connections::default());
+        let place = |address: &str| connections.place(address.parse().unwrap(), |others| 4 - others);
+        let mut balancer: Vec<_> = (0..4).map(|_| place("10.0.0.1").unwrap()).collect();
+        assert!(place("10.0.0.1").is_none() && place("10.0.0.2").is_none());
+        balancer.truncate(2);
+        let other = place("10.0.0.2").unwrap();
+        balancer.push(place("10.0.0.1").unwrap());
+        assert!(place("10.0.0.1").is_none());
+        drop(other);
+        assert!(place("10.0.0.1").is_some());
     }
 
     #[tokio::test(start_paused = true)]
@@ -142,7 +185,7 @@ mod tests {
         let clock = Clock::start();
         let connections = Connections::default();
         let peers: Vec<_> = (0..5).map(|_| ConnState::new(clock, None)).collect();
-        let _entered: Vec<_> = peers.iter().map(|peer| connections.enter(peer)).collect();
+        let _entered: Vec<_> = peers.iter().map(|peer| connections.enter(peer, None)).collect();
         // The first has had no request yet, the second has an open one, the others are idle.
         let _open = peers[1].greet(false);
         for (number, peer) in peers[2..].iter().enumerate() {
@@ -162,11 +205,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn where_one_address_has_too_many_the_idle_ones_of_it_end() {
+        let clock = Clock::start();
+        let connections = Connections::default();
+        let peers: Vec<_> = (0..3).map(|_| ConnState::new(clock, None)).collect();
+        let addresses = ["10.0.0.1", "10.0.0.2", "::ffff:10.0.0.2"].map(|text| text.parse::<IpAddr>().unwrap());
+        let _entered: Vec<_> =
+            peers.iter().zip(addresses).map(|(peer, address)| connections.enter(peer, Some(address))).collect();
+        drop(peers[0].greet(false));
+        let open = peers[1].greet(false);
+        assert!(!connections.make_room_of(addresses[2], 1), "none of its own is idle");
+        drop(open);
+        assert!(connections.make_room_of(addresses[2], 5));
+        assert_eq!([0, 1, 2].map(|at: usize| peers[at].is_asked_to_leave()), [false, true, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn one_that_has_begun_a_request_meanwhile_stays_and_another_goes() {
         let clock = Clock::start();
         let connections = Connections::default();
         let peers = [ConnState::new(clock, None), ConnState::new(clock, None)];
-        let _entered = [connections.enter(&peers[0]), connections.enter(&peers[1])];
+        let _entered = [connections.enter(&peers[0], None), connections.enter(&peers[1], None)];
         drop(peers[0].greet(false));
         clock.sleep_until(Some(Tick::from_millis(5))).await;
         drop(peers[1].greet(false));

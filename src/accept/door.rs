@@ -1,6 +1,7 @@
 //! One client connection, from its first byte to its last: TLS, HTTP version, requests, limits, and its
 //! end.
 
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use h2::Reason;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::server::conn::http2;
@@ -38,7 +40,7 @@ use super::turnstile::ReadFairness;
 use super::version::{DetectHttp, HttpVersion};
 use crate::clock::Clock;
 use crate::framing::ResponseHeaders;
-use crate::units::{DisconnectReason, Doorstep, Tick};
+use crate::units::{DisconnectReason, Doorstep, InvalidHead, Tick};
 
 /// Any error of a body or service.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -151,7 +153,7 @@ impl ConnectionServer {
     {
         let limits = self.limits();
         let peer = ConnState::new(self.clock, address.map(|address| address.to_canonical().to_string().into()));
-        let _entered = self.connections.enter(&peer);
+        let _entered = self.connections.enter(&peer, address);
         let socket = Socket::new(io, Arc::clone(&peer), limits.write_stall);
         let Some(transport) = self.greet(socket, &peer, limits.header_timeout).await else { return };
         let agreed = transport.agreed();
@@ -177,7 +179,13 @@ impl ConnectionServer {
             HttpVersion::Http2 => {
                 // Boxed because it is three times as large as HTTP/1's, and rarer.
                 let mut talk = Box::new(http2(&limits, streams).serve_connection(TokioIo::new(io), reception));
-                note(converse(&mut *talk, &mut minder, alarm.as_mut()).await);
+                let ended = converse(&mut *talk, &mut minder, alarm.as_mut()).await;
+                if let Some(Err(error)) = &ended
+                    && breaks_http2(error)
+                {
+                    self.doorstep.refused_head(InvalidHead::Malformed);
+                }
+                note(ended);
             }
         }
         last_stream_ended(&peer).await;
@@ -210,6 +218,14 @@ fn note<E: std::fmt::Display>(ended: Option<Result<(), E>>) {
     if let Some(Err(error)) = ended {
         tracing::debug!(%error, "connection ended");
     }
+}
+
+/// Whether the connection ended because its client broke the protocol: what it sent was no request, nor
+/// anything else. (What h2 refuses of a single stream it tells nobody.)
+fn breaks_http2(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<h2::Error>());
+    let reason = cause.filter(|cause| !cause.is_remote() && !cause.is_io()).and_then(h2::Error::reason);
+    matches!(reason, Some(Reason::PROTOCOL_ERROR | Reason::COMPRESSION_ERROR | Reason::FRAME_SIZE_ERROR))
 }
 
 /// hyper's HTTP/2 settings.

@@ -1,5 +1,6 @@
 //! The listening socket.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
@@ -144,8 +145,12 @@ impl Listener {
             beside.spawn(async move { certificates.keep_fresh(clock).await });
         }
         let mut newcomer: Option<Newcomer> = None;
+        let mut crowded = VecDeque::new();
         loop {
             let most = door.limits().max_connections.min(most);
+            if newcomer.is_none() {
+                newcomer = relieved(&mut crowded, &door, most);
+            }
             if connections.len() < most
                 && let Some(Newcomer { stream, from, place }) = newcomer.take()
             {
@@ -164,24 +169,30 @@ impl Listener {
                 // There may be room now.
                 () = door.limits_changed() => {}
                 () = clock.sleep_until(pause.until), if pause.until.is_some() => pause.until = None,
+                () = clock.sleep_until(crowded.front().map(|one: &Crowded| one.until)), if !crowded.is_empty() => {
+                    crowded.pop_front();
+                    door.doorstep().refused_connection();
+                }
                 accepted = socket.accept(), if newcomer.is_none() && pause.until.is_none() => match accepted {
                     Ok((stream, from)) => {
                         pause = Pause::default();
-                        let of_one = door.limits().most_of_one_address(most);
-                        let Some(place) = door.connections().place(from.ip(), of_one) else {
+                        let from = from.ip();
+                        if let Some(place) = place_of(&door, from, most) {
+                            newcomer = Some(Newcomer { stream, from, place });
+                            if connections.len() >= most {
+                                door.connections().make_room(1 + most / AT_ONCE);
+                            }
+                        } else if crowded.len() < MOST_CROWDED && door.connections().make_room_of(from, 1) {
+                            crowded.push_back(Crowded { stream, from, until: clock.now() + UNTIL_IDLE_ENDS });
+                        } else {
                             door.doorstep().refused_connection();
-                            continue;
-                        };
-                        newcomer = Some(Newcomer { stream, from: from.ip(), place });
-                        if connections.len() >= most {
-                            door.connections().make_room(1 + most / AT_ONCE);
                         }
                     }
                     Err(error) => pause.after(&error, clock.now()),
                 },
             }
         }
-        drop((socket, newcomer));
+        drop((socket, newcomer, crowded));
         while let Some(ended) = connections.join_next().await {
             note(ended);
         }
@@ -207,6 +218,35 @@ fn note(ended: Result<(), JoinError>) {
 /// Number of connections above which only one is asked to close at a time, because the search takes 0.4 ms
 /// for 20,000.
 const AT_ONCE: usize = 256;
+
+/// A place for a connection from this address, if it may have another one.
+fn place_of(door: &ConnectionServer, from: IpAddr, most: usize) -> Option<AddressSlot> {
+    let limits = door.limits();
+    door.connections().place(from, |others| limits.most_of_one_address(most, others))
+}
+
+/// The first of those that wait for one of their own address to end, if one has.
+fn relieved(crowded: &mut VecDeque<Crowded>, door: &ConnectionServer, most: usize) -> Option<Newcomer> {
+    for at in 0..crowded.len() {
+        if let Some(place) = place_of(door, crowded[at].from, most) {
+            let Crowded { stream, from, .. } = crowded.remove(at)?;
+            return Some(Newcomer { stream, from, place });
+        }
+    }
+    None
+}
+
+/// So many wait for an idle connection of their own address to end, and so long: nobody else waits
+/// for them.
+const MOST_CROWDED: usize = 64;
+const UNTIL_IDLE_ENDS: Duration = Duration::from_millis(500);
+
+/// An accepted connection of an address that has as many as it may.
+struct Crowded {
+    stream: TcpStream,
+    from: IpAddr,
+    until: Tick,
+}
 
 /// An accepted connection without a slot.
 struct Newcomer {

@@ -26,13 +26,13 @@ mod drill;
 mod guard;
 mod negotiate;
 mod page;
+mod pages;
 mod reloads;
 pub mod status;
 
 pub use drain::DrainOrder;
 pub use guard::Hosts;
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,18 +43,16 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use futures_util::future::BoxFuture;
 use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
-use tokio::sync::Semaphore;
 
 use self::events::LivePage;
 use self::guard::is_cross_site_write;
+use self::pages::MetricsPages;
 use self::reloads::Reloads;
 use self::status::{EngineStatus, GatewayStatus};
 use crate::clock::Clock;
@@ -198,15 +196,14 @@ pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router 
     let has_token = access.token.is_some();
     let live = Arc::new(LivePage::new(Arc::clone(&view), clock, has_token));
     let events = Arc::clone(&live);
-    // One page is made at a time: with many series it takes a thread and memory for a while.
-    let turn = Arc::new(Semaphore::new(1));
+    let pages = Arc::new(MetricsPages::new(clock));
     let status_turn = Arc::new(Semaphore::new(1));
     let guarded = Router::new()
         .route("/", get(move |request| live.page(request)))
         .route("/events", get(move |request| events.events(request)))
         .route("/status", get(move |view, request| status(view, request, Arc::clone(&status_turn))))
         .route("/assets/{name}", get(assets::file))
-        .route("/metrics", get(move |view, headers| metrics(view, headers, Arc::clone(&turn))))
+        .route("/metrics", get(move |view, headers| metrics(view, headers, Arc::clone(&pages))))
         .route("/slo", get(slo))
         .route("/-/reload", post(reload))
         .route("/-/degrade", if has_token { post(degrade) } else { post(not_without_token) })
@@ -239,31 +236,19 @@ async fn ready(State(view): SharedView) -> Response {
     }
 }
 
-async fn metrics(State(view): SharedView, headers: HeaderMap, turn: Arc<Semaphore>) -> Response {
+async fn metrics(State(view): SharedView, headers: HeaderMap, pages: Arc<MetricsPages>) -> Response {
     let openmetrics = negotiate::prefers_openmetrics(&headers);
     let is_coded = negotiate::takes_gzip(&headers);
     let kind = if openmetrics { negotiate::OPENMETRICS } else { negotiate::TEXT };
-    let _turn = turn.acquire_owned().await;
-    // The threads that relay have better things to do.
-    let made = tokio::task::spawn_blocking(move || {
-        let page = view.metrics(openmetrics);
-        if is_coded { gzipped(&page) } else { page.into_bytes() }
-    });
-    let Ok(page) = made.await else {
+    let Some(page) = pages.make(move || view.metrics(openmetrics), is_coded).await else {
         return plain(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made; the log says why\n");
     };
-    let mut response = ([(CONTENT_TYPE, kind), (VARY, "accept, accept-encoding")], page).into_response();
+    let fields = [(CONTENT_TYPE, kind), (VARY, "accept, accept-encoding")];
+    let mut response = (fields, axum::body::Body::new(page)).into_response();
     if is_coded {
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
     response
-}
-
-/// The page in gzip, at its quickest: series repeat themselves so much that a twentieth is left.
-fn gzipped(page: &str) -> Vec<u8> {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-    let written = encoder.write_all(page.as_bytes()).and_then(|()| encoder.finish());
-    written.expect("writing into memory cannot fail")
 }
 
 async fn slo(State(view): SharedView) -> Response {

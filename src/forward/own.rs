@@ -59,6 +59,13 @@ impl GatewayHeaders {
 /// Whether only the gateway sets this header, so that an engine's is dropped. (An engine's own
 /// `server-timing` passes beside ours.)
 pub(super) fn is_ours(name: &str) -> bool {
+    // All of them begin so; whoever takes `_` and `-` for one must not find any either.
+    if !matches!(name.as_bytes().first(), Some(b'x' | b'r')) {
+        return false;
+    }
+    if name.contains('_') {
+        return is_ours(&name.replace('_', "-"));
+    }
     let Some(rest) = name.strip_prefix("x-") else { return name == "request-id" };
     // Dispatches on the first byte, so that an ordinary header costs one or two comparisons.
     match rest.as_bytes().first() {

@@ -392,6 +392,10 @@ async fn c111_a_refused_head_counts_once_over_http1_and_http2() {
         );
         assert_eq!(bad_heads(reason), 1.0, "{reason}");
     }
+    let mut client = house.connect(256 * 1024);
+    client.send(format!("POST {CHAT}#x HTTP/1.1\r\nhost: g\r\n\r\n")).await;
+    assert!(client.read_to_end().await.0.starts_with(b"HTTP/1.1 400 "));
+    assert_eq!(bad_heads("target"), 1.0);
     let mut sender = house.connect_h2().await;
     let lines = |count: usize, length: usize| {
         let mut request = h2_post(CHAT, &unary());
@@ -411,12 +415,47 @@ async fn c111_a_refused_head_counts_once_over_http1_and_http2() {
         assert!(bad_heads(reason) >= 2.0, "{reason}");
     }
     let page = house.page();
-    assert_eq!(page.sum("goodput_bad_heads_total", &[]), 11.0);
+    assert_eq!(page.sum("goodput_bad_heads_total", &[]), 12.0);
     for name in ["goodput_requests_finished_total", "goodput_slo_excluded_total", "goodput_refused_total"] {
         assert_eq!(page.sum(name, &[]), 0.0, "{name}");
     }
     assert_eq!(engine.ledger().requests().len(), 0);
     drop(sender);
+    house.end().await;
+}
+
+/// Of HTTP/2 what ends the whole connection is heard of: heads that cannot be decoded, frames that are none.
+#[tokio::test(start_paused = true)]
+async fn c111_a_connection_of_http2_that_breaks_the_protocol_counts_once() {
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let headers = |stream: u8, block: &[u8]| [&[0, 0, block.len() as u8, 1, 5, 0, 0, 0, stream], block].concat();
+    let breaks: [(&str, Vec<u8>); 4] = [
+        ("a block that cannot be decoded", headers(1, &[0x80])),
+        ("a stream that a client may not begin", headers(2, &[0x82])),
+        ("a frame too long", [&[0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 0, 1][..], &[0; 64]].concat()),
+        ("HTTP/1 behind the preface", b"GET / HTTP/1.1\r\nhost: g\r\n\r\n".to_vec()),
+    ];
+    let (house, engine) = House::playing(whole_answer());
+    for (count, (what, bytes)) in (1..).zip(breaks) {
+        let mut client = house.connect(64 * 1024);
+        client.send([PREFACE, SETTINGS, &bytes].concat()).await;
+        client.read_to_end().await;
+        drop(client);
+        house.sleep(ms(100)).await;
+        let page = house.page();
+        assert_eq!(page.sum("goodput_bad_heads_total", &[("reason", "malformed")]), f64::from(count), "{what}");
+        assert_eq!(page.sum("goodput_requests_finished_total", &[]), 0.0, "{what}");
+    }
+    // A client that leaves, or says goodbye, has broken nothing.
+    for bytes in [[PREFACE, SETTINGS].concat(), [PREFACE, SETTINGS, &[0, 0, 8, 7, 0, 0, 0, 0, 0], &[0; 8]].concat()] {
+        let mut client = house.connect(64 * 1024);
+        client.send(bytes).await;
+        drop(client);
+        house.sleep(ms(100)).await;
+    }
+    assert_eq!(house.page().sum("goodput_bad_heads_total", &[]), 4.0);
+    assert_eq!(engine.ledger().requests().len(), 0);
     house.end().await;
 }
 

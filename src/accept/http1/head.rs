@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Uri, Version};
-use memchr::memmem;
+use memchr::{memchr, memmem};
 
 use crate::accept::ParsedHead;
 use crate::framing::{self, CacheableHead, Framing, HeadCache};
@@ -134,6 +134,10 @@ fn read<'a>(
     let target = head.path.unwrap_or_default().as_bytes();
     if target.len() > LONGEST_TARGET {
         return Err(InvalidHead::TargetTooLong);
+    }
+    // `http` would take a fragment away, which no target has (RFC 9112 section 3.2).
+    if memchr(b'#', target).is_some() {
+        return Err(InvalidHead::Target);
     }
     parts.uri = Uri::from_maybe_shared(part(target)).map_err(|_| InvalidHead::Malformed)?;
     parts.version = if head.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };

@@ -70,9 +70,10 @@ impl Listen {
     /// in front reaches the limit only where nearly all connections are in use, while a tenth is left for
     /// others.
     #[must_use]
-    pub fn most_of_one_address(&self, all: usize) -> usize {
+    pub fn most_of_one_address(&self, all: usize, others: usize) -> usize {
+        let free = others.clamp((all / 100).max(1), (all / 10).max(1));
         // With few connections nothing is reserved: a new one replaces an idle one.
-        let by_default = if all < 10 { usize::MAX } else { all - all / 10 };
+        let by_default = if all < 10 { usize::MAX } else { all.saturating_sub(others + free) };
         self.max_connections_per_address.unwrap_or(by_default).max(1)
     }
 }
@@ -117,5 +118,21 @@ impl Default for Admin {
     /// `{address: 127.0.0.1:9090}`
     fn default() -> Self {
         Admin { address: SocketAddr::from(([127, 0, 0, 1], 9090)), token: None, hosts: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_may_have_what_others_leave_and_they_always_find_a_place() {
+        let most = |all, others| Listen::default().most_of_one_address(all, others);
+        let alone = [1, 9, 10, 100, 20_000].map(|all| most(all, 0));
+        assert_eq!(alone, [usize::MAX, usize::MAX, 9, 99, 19_800]);
+        let beside = [0, 1, 200, 201, 2000, 3000, 19_000, 20_000].map(|others| most(20_000, others));
+        assert_eq!(beside, [19_800, 19_799, 19_600, 19_598, 16_000, 15_000, 1, 1]);
+        let own = Listen { max_connections_per_address: Some(7), ..Listen::default() };
+        assert_eq!((own.most_of_one_address(20_000, 0), own.most_of_one_address(5, 3)), (7, 7));
     }
 }
