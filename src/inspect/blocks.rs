@@ -60,9 +60,8 @@ pub(super) struct Chain {
     is_open: bool,
     slot: PromptSlot,
     parts: [PromptPart; SLOTS],
-    /// The block that is being filled, and how far it is.
-    block: [u8; BLOCK],
-    filled: usize,
+    /// The block that is being filled. It has its place from the first text on that is hashed.
+    block: Vec<u8>,
     /// The roles of this member's messages, the present one's, and the first block without them.
     roles: u64,
     role: u64,
@@ -87,8 +86,7 @@ impl Chain {
             is_open: false,
             slot: PromptSlot::Salt,
             parts: [EMPTY; SLOTS],
-            block: [0; BLOCK],
-            filled: 0,
+            block: Vec::new(),
             roles: 0,
             role: 0,
             unsettled: 0,
@@ -99,6 +97,11 @@ impl Chain {
     /// No blocks, whatever comes: nobody asks for them, or they begin nothing.
     pub(super) const fn leave(&mut self) {
         (self.is_on, self.is_open) = (false, false);
+    }
+
+    /// Whether somebody asks for blocks, and there can be any.
+    pub(super) const fn is_on(&self) -> bool {
+        self.is_on
     }
 
     /// Whether more bytes would still change a hash.
@@ -130,9 +133,9 @@ impl Chain {
     fn end_part(&mut self) {
         self.settle();
         let part = &mut self.parts[self.slot as usize];
-        if self.filled > 0 {
-            part.hash = mix(part.hash, digest(&self.block[..self.filled]));
-            self.filled = 0;
+        if !self.block.is_empty() {
+            part.hash = mix(part.hash, digest(&self.block));
+            self.block.clear();
         }
         if self.roles != 0 {
             part.hash = mix(part.hash, self.roles);
@@ -145,12 +148,10 @@ impl Chain {
         if !self.is_open {
             return;
         }
-        match self.block.get_mut(self.filled..self.filled + piece.len()) {
-            Some(room) if self.filled + piece.len() < BLOCK => {
-                room.copy_from_slice(piece);
-                self.filled += piece.len();
-            }
-            _ => self.fill(piece),
+        if self.block.capacity() > 0 && self.block.len() + piece.len() < BLOCK {
+            self.block.extend_from_slice(piece);
+        } else {
+            self.fill(piece);
         }
     }
 
@@ -166,23 +167,24 @@ impl Chain {
 
     #[inline(never)]
     fn fill(&mut self, mut piece: &[u8]) {
+        self.block.reserve_exact(BLOCK - self.block.len());
         while self.is_open {
-            if self.filled == 0
+            if self.block.is_empty()
                 && let Some((whole, rest)) = piece.split_first_chunk::<BLOCK>()
             {
                 self.block_ends(digest(whole));
                 piece = rest;
                 continue;
             }
-            let (head, rest) = piece.split_at(piece.len().min(BLOCK - self.filled));
-            self.block[self.filled..self.filled + head.len()].copy_from_slice(head);
-            self.filled += head.len();
+            let (head, rest) = piece.split_at(piece.len().min(BLOCK - self.block.len()));
+            self.block.extend_from_slice(head);
             piece = rest;
-            if self.filled < BLOCK {
+            if self.block.len() < BLOCK {
                 return;
             }
-            self.filled = 0;
-            self.block_ends(digest(&self.block));
+            let block = digest(&self.block);
+            self.block.clear();
+            self.block_ends(block);
         }
     }
 
@@ -198,7 +200,7 @@ impl Chain {
     pub(super) fn part(&mut self) {
         if self.is_open {
             let part = &mut self.parts[self.slot as usize];
-            part.hash = mix(part.hash, 1 + self.filled as u64);
+            part.hash = mix(part.hash, 1 + self.block.len() as u64);
         }
     }
 
@@ -352,7 +354,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::inspect::{Facts, Scanner};
+    use crate::inspect::{Facts, PromptHashes, Scanner};
     use crate::units::Endpoint;
 
     const CHAT: &str = "/v1/chat/completions";
@@ -465,7 +467,7 @@ mod tests {
             let mut scanner = Scanner::new(Endpoint::relayed(CHAT).unwrap());
             // Text is decoded in two ways: by the tokenizer where the head is asked for.
             if cut % 2 == 0 {
-                scanner.leave_prefix();
+                scanner.hash_only(PromptHashes { head: false, blocks: true });
             }
             turned.as_bytes().chunks(cut).for_each(|piece| scanner.push(piece).unwrap());
             assert_eq!(scanner.finish().unwrap().prefix_blocks(), expected, "{cut}");
@@ -622,7 +624,7 @@ mod tests {
         }
         let body = json!({"prompt": long}).to_string();
         let mut scanner = Scanner::new(Endpoint::relayed("/v1/completions").unwrap());
-        scanner.leave_blocks();
+        scanner.hash_only(PromptHashes { head: true, blocks: false });
         scanner.push(body.as_bytes()).unwrap();
         let expected = Facts { prefix_blocks: Vec::new(), ..facts("/v1/completions", &body) };
         assert_eq!(*scanner.finish().unwrap(), expected);

@@ -323,8 +323,8 @@ pub(super) fn leads_to_data(key: &[u8]) -> bool {
 }
 
 /// Whether this is a role or type of the protocols themselves: that is no text.
-pub(super) fn is_word(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))
+pub(super) fn is_word(text: &[u8]) -> bool {
+    text.iter().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))
 }
 
 /// Whether an object of this type is or has something other than text.

@@ -17,6 +17,7 @@ mod ratios;
 mod scanner;
 
 pub use facts::{Caps, Facts, Field, PromptSize, Reasoning, StreamOptions, SwitchGroup, Switches, Unreadable};
+pub use prefix::PromptHashes;
 pub use ratios::{Learned, ModelRatios, Ratios};
 pub use scanner::Scanner;
 
