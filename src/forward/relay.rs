@@ -376,11 +376,11 @@ impl Relay {
         self.parts.reader == Reader::Events
     }
 
-    /// Hands the relay what it is to give back at its end.
-    pub fn keep(&mut self, mut keeper: Box<dyn RelayEvents>) {
+    /// Hands the relay what it is to give back at its end. `at`: the present moment.
+    pub fn keep(&mut self, mut keeper: Box<dyn RelayEvents>, at: Tick) {
         self.parts.deadlines.hold = None;
         if self.has_token() {
-            keeper.first_token(self.parts.clock.now());
+            keeper.first_token(at);
         }
         self.keeper = Some(keeper);
         // A body that is known to be empty is never polled.
@@ -390,7 +390,7 @@ impl Relay {
             UpstreamState::Opening(_) => false,
         };
         if is_empty && !self.streams() {
-            self.take_tail(self.parts.clock.now());
+            self.take_tail(at);
             self.finish_clean();
         }
     }
