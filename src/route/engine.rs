@@ -67,11 +67,13 @@ pub(super) struct Engine {
     pub name_key: u64,
     /// Seats under `auto`: as many as its steps allow at the pace of the pool.
     auto: u32,
+    /// Something that its limit or its load depends on is another than when its key was made.
+    has_changed: bool,
     /// Seats that its cache was seen to hold.
     cache: CacheLimit,
     /// What it has run since it came.
     pub counters: Counters,
-    /// How slow it is among the engines of its pool; 1 is as the others.
+    /// See [`Engine::compares`].
     pub slowness: f64,
     /// Its last answer that was as what was learned says.
     pub confirmed_at: Tick,
@@ -276,6 +278,7 @@ impl Engine {
             given: Given::default(),
             limit: Limit::NONE,
             auto: seats::AT_FIRST,
+            has_changed: false,
             cache: CacheLimit::default(),
             counters: Counters::default(),
             slowness: 1.0,
@@ -416,21 +419,43 @@ impl Engine {
     ///
     /// Second is the speed at which its prompts were seen to be computed, in tokens per second. An engine
     /// of which little was learned is taken to be as all engines of its pool together (`common`).
-    pub fn keep_pace(&mut self, pace: Option<f64>, common: &Latency) -> Option<(StepTime, f64)> {
-        let latency = self.latency.lock();
-        let step = latency.step_time().or_else(|| common.step_time());
-        let speed = latency.prefill_speed().or_else(|| common.prefill_speed());
-        (self.confirmed_at, self.prompt_per_step) = (latency.confirmed_at(), latency.prompt_per_step());
-        drop(latency);
+    pub fn keep_pace(
+        &mut self,
+        pace: Option<f64>,
+        learned: &Latency,
+        common: &Latency,
+        at: Tick,
+    ) -> Option<(StepTime, f64)> {
+        // Requests that end without an answer are not counted out at their moment.
+        self.counters.read(at);
+        let step = learned.step_time().or_else(|| common.step_time());
+        let speed = learned.prefill_speed().or_else(|| common.prefill_speed());
+        (self.confirmed_at, self.prompt_per_step) = (learned.confirmed_at(), learned.prompt_per_step());
         // The slope of first tokens over what is ahead says little where little ever is.
         let speed = speed.map(|speed| self.busy.speed().map_or(speed, |seen| speed.max(seen)));
         self.backlog.speed = speed.unwrap_or(0.0);
-        self.auto = match (step, pace) {
+        let auto = match (step, pace) {
             (Some(step), Some(pace)) => seats::seats(&step, pace),
             (None, Some(_)) => seats::AT_FIRST,
             (_, None) => seats::CEILING,
         };
+        self.has_changed |= auto != std::mem::replace(&mut self.auto, auto);
         step.map(|step| (step, speed.unwrap_or(1.0 / step.per_prompt_token.max(1e-7))))
+    }
+
+    /// How slow it is among the engines of its pool; 1 is as the others.
+    pub fn compares(&mut self, slowness: f64) {
+        self.has_changed |= slowness.to_bits() != std::mem::replace(&mut self.slowness, slowness).to_bits();
+    }
+
+    /// Whether its limit or its load are others than its key says.
+    pub fn needs_a_key(&self) -> bool {
+        self.has_changed || self.warms_since.is_some()
+    }
+
+    /// Its limit and its load are looked at for its key.
+    pub fn key_is_made(&mut self) {
+        self.has_changed = false;
     }
 
     /// The seats that it gives its pool at this rank.
@@ -467,6 +492,8 @@ impl Engine {
         let pressure = ((report.kv_usage.unwrap_or(0.0) - KV_PRESSURE) / (1.0 - KV_PRESSURE)).clamp(0.0, 1.0);
         let queued = waiting.min(foreign);
         self.counters.read(at);
+        // Its limit follows with the next key.
+        self.has_changed |= foreign - queued != self.counters.foreign;
         self.counters.foreign = foreign - queued;
         self.others = PER_REQUEST * foreign + typical * queued;
         self.factor = (1.0 + pressure) / self.share(at);
