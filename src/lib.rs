@@ -128,8 +128,8 @@
 pub mod accept;
 pub mod admin;
 pub mod admit;
-pub mod capacity;
 pub mod alerts;
+pub mod capacity;
 pub mod classify;
 pub mod cli;
 pub mod clock;

@@ -21,8 +21,8 @@
 
 mod assets;
 mod drain;
-mod events;
 mod drill;
+mod events;
 mod guard;
 mod negotiate;
 mod page;
@@ -59,6 +59,7 @@ use crate::clock::Clock;
 use crate::framing::ResponseHeaders;
 use crate::record::HistorySpan;
 use crate::route::DrainError;
+use tokio::sync::Semaphore;
 
 /// What the operators' port shows and does.
 pub trait AdminView: Send + Sync + 'static {

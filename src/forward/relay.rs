@@ -399,11 +399,11 @@ impl Relay {
         self.parts.reader == Reader::Events
     }
 
-    /// Sets the receiver of the relay's events.
-    pub fn keep(&mut self, mut keeper: Box<dyn RelayEvents>) {
+    /// Sets the receiver of the relay's events. `at`: the present moment.
+    pub fn keep(&mut self, mut keeper: Box<dyn RelayEvents>, at: Tick) {
         self.parts.deadlines.hold = None;
         if self.has_token() {
-            keeper.first_token(self.parts.clock.now());
+            keeper.first_token(at);
         }
         self.keeper = Some(keeper);
         // A body known to be empty is never polled.
@@ -413,7 +413,7 @@ impl Relay {
             UpstreamState::Opening(_) => false,
         };
         if is_empty && !self.streams() {
-            self.take_tail(self.parts.clock.now());
+            self.take_tail(at);
             self.finish_clean();
         }
     }

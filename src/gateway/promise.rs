@@ -11,6 +11,7 @@ use crate::admit::limit::{Limit, Scope};
 use crate::classify::TargetHeaders;
 use crate::config::{ClassSettings, Settings, TenantSettings};
 use crate::forward::settings::Timeouts;
+use crate::inspect::PromptHashes;
 use crate::judge::Objectives;
 use crate::observe::{TemplateCache, Watch};
 use crate::record::{ClassShape, Recorder, SeriesShape, TenantShape};
@@ -22,9 +23,9 @@ use crate::units::{ClassId, PoolId, TenantId};
 pub struct SettingsSnapshot {
     /// The checked settings.
     pub settings: Settings,
-    /// Whether a pool needs prompt prefixes, for affinity or cache estimates.
-    pub asks_for_prefixes: bool,
-    /// Whether requests are counted against tenants' limits.
+    /// The hashes of prompts that something depends on.
+    pub prompt_hashes: PromptHashes,
+    /// Requests are counted against the limits of their tenants: the settings name any.
     pub is_metered: bool,
     /// Whether a pool has seats and a queue.
     pub has_seats: bool,
@@ -88,18 +89,18 @@ impl SettingsSnapshot {
             pools: Arc::clone(&pools),
         };
         let promises = settings.classes.iter().map(promise).collect();
-        let asks = |pool: &Pool| match pool.balance {
-            Balance::PrefixAffinity => true,
-            Balance::LeastWork => pool.concurrency != Concurrency::Unlimited || pool.has_several_engines(),
-            Balance::RoundRobin | Balance::SessionAffinity { .. } => false,
-        };
-        let asks_for_prefixes = settings.pools.iter().any(|pool| asks(pool));
         // Also before any limit is set, because one set by a reload must know the running requests.
         let is_named = |tenant: &TenantSettings| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);
+        let prompt_hashes = PromptHashes {
+            head: settings.pools.iter().any(|pool| pool.balance == Balance::PrefixAffinity),
+            // Charges for output that nobody saw follow predictions, which know what is cached; the journal
+            // tells the blocks of every prompt.
+            blocks: is_metered || recorder.has_journal() || settings.pools.iter().any(|pool| weighs_blocks(pool)),
+        };
         let has_seats = pools.iter().any(PoolHandle::is_limited);
         let heads_go_ahead = has_seats && settings.classes.iter().any(|class| class.timeouts.keepalive.is_some());
-        SettingsSnapshot { promises, asks_for_prefixes, is_metered, has_seats, heads_go_ahead, pools, settings }
+        SettingsSnapshot { promises, prompt_hashes, is_metered, has_seats, heads_go_ahead, pools, settings }
     }
 
     /// A pool of these settings.
@@ -130,6 +131,11 @@ impl SettingsSnapshot {
         let all = self.settings.classes.iter().map(|class| class.id.clone());
         all.filter(|class| self.settings.tenants.may_use(tenant, class)).collect()
     }
+}
+
+/// Whether it matters what the caches of a pool's engines hold: to its queue, or to which engine is asked.
+fn weighs_blocks(pool: &Pool) -> bool {
+    pool.concurrency != Concurrency::Unlimited || pool.has_several_engines() && pool.balance != Balance::RoundRobin
 }
 
 fn find<'a>(pools: &'a [PoolHandle], pool: &PoolId) -> Option<&'a PoolHandle> {

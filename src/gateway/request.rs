@@ -184,7 +184,7 @@ impl GatewayState {
             timeout: listen.body_timeout,
             arrival: arrived.arrival,
             read: arrived.read,
-            with_prefix: live.asks_for_prefixes,
+            prompt_hashes: live.prompt_hashes,
             block_key: self.block_key,
             is_coded: arrived.head.has_coding(),
         }

@@ -17,7 +17,7 @@ use crate::accept::{BodyError, BoxError};
 use crate::clock::Clock;
 use crate::inspect::coding::{Coding, DecodeError, Decoder};
 use crate::inspect::multipart::FormScanner;
-use crate::inspect::{BlockKey, Facts, Scanner, Unreadable};
+use crate::inspect::{BlockKey, Facts, PromptHashes, Scanner, Unreadable};
 use crate::refuse::Rejection;
 use crate::units::{ClientState, Endpoint, Tick};
 
@@ -169,8 +169,8 @@ pub struct BodyLimits<'a> {
     pub arrival: Tick,
     /// When its head was read.
     pub read: Tick,
-    /// Whether the prompt's prefix hash is needed.
-    pub with_prefix: bool,
+    /// The hashes of the prompt that something depends on.
+    pub prompt_hashes: PromptHashes,
     /// The key of the hashes of its blocks.
     pub block_key: BlockKey,
     /// It wears a content coding.
@@ -239,7 +239,7 @@ where
     let share = BodyMemoryGuard::of(Arc::clone(terms.bodies), terms.max_bodies);
     let whole = body.size_hint().exact();
     let mut reading =
-        BodyReader::begin(headers, terms.is_coded, endpoint, whole, terms.max_body, terms.with_prefix, share)?;
+        BodyReader::begin(headers, terms.is_coded, endpoint, whole, terms.max_body, terms.prompt_hashes, share)?;
     if let BodyFormat::Json(scanner) = &mut reading.reader {
         scanner.has_key(terms.block_key);
     }
@@ -269,7 +269,7 @@ pub fn read_whole(
     let share = BodyMemoryGuard::of(Arc::default(), u64::MAX);
     let whole = Some(body.len() as u64);
     let is_coded = headers.contains_key(CONTENT_ENCODING);
-    let mut reading = BodyReader::begin(headers, is_coded, endpoint, whole, max_body, false, share)?;
+    let mut reading = BodyReader::begin(headers, is_coded, endpoint, whole, max_body, PromptHashes::NONE, share)?;
     reading.take(body)?;
     while reading.has_more() {
         reading.go_on()?;
@@ -316,7 +316,7 @@ impl BodyReader {
         endpoint: Endpoint,
         whole: Option<u64>,
         max_body: u64,
-        with_prefix: bool,
+        prompt_hashes: PromptHashes,
         share: BodyMemoryGuard,
     ) -> Result<Self, Rejection> {
         let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
@@ -331,9 +331,7 @@ impl BodyReader {
             Some(form) => BodyFormat::Form(Box::new(FormScanner::new(form).map_err(|_| Rejection::UnreadableForm)?)),
             None => {
                 let mut scanner = Scanner::new(endpoint);
-                if !with_prefix {
-                    scanner.leave_prefix();
-                }
+                scanner.hash_only(prompt_hashes);
                 BodyFormat::Json(scanner)
             }
         };
@@ -502,7 +500,7 @@ mod tests {
             timeout: Duration::from_secs(60),
             arrival: Tick::ZERO,
             read: Tick::ZERO,
-            with_prefix: false,
+            prompt_hashes: PromptHashes::NONE,
             block_key: BlockKey::of(0),
             is_coded: false,
         }

@@ -111,7 +111,8 @@ impl RelayContext {
             case.is_away = place.is_away;
         }
         let unproven = unproven.then_some(injection);
-        relay.keep(Box::new(Completion { context: self, active, place, attempts, work, unproven, has_failed }));
+        let completion = Completion { context: self, active, place, attempts, work, unproven, has_failed };
+        relay.keep(Box::new(completion), at);
         Response::from_parts(shown, ReplyBody::Relay(relay))
     }
 }

@@ -103,10 +103,9 @@ pub(super) struct Chain {
     is_open: bool,
     slot: PromptSlot,
     parts: [PromptPart; SLOTS],
-    /// The current block, and how much of it is filled.
-    block: [u8; BLOCK],
-    filled: usize,
-    /// Role hashes of this member's messages, the current one's, and the first block without them.
+    /// The block that is being filled. It has its place from the first text on that is hashed.
+    block: Vec<u8>,
+    /// The roles of this member's messages, the present one's, and the first block without them.
     roles: u64,
     role: u64,
     unsettled: usize,
@@ -131,8 +130,7 @@ impl Chain {
             is_open: false,
             slot: PromptSlot::Salt,
             parts: [EMPTY; SLOTS],
-            block: [0; BLOCK],
-            filled: 0,
+            block: Vec::new(),
             roles: 0,
             role: 0,
             unsettled: 0,
@@ -148,6 +146,11 @@ impl Chain {
     /// No blocks, whatever comes: nobody asks for them, or they begin nothing.
     pub(super) const fn leave(&mut self) {
         (self.is_on, self.is_open) = (false, false);
+    }
+
+    /// Whether somebody asks for blocks, and there can be any.
+    pub(super) const fn is_on(&self) -> bool {
+        self.is_on
     }
 
     /// Whether more bytes would change a hash.
@@ -179,9 +182,9 @@ impl Chain {
     fn end_part(&mut self) {
         self.settle();
         let part = &mut self.parts[self.slot as usize];
-        if self.filled > 0 {
-            part.hash = mix(part.hash, self.key.digest(&self.block[..self.filled]));
-            self.filled = 0;
+        if !self.block.is_empty() {
+            part.hash = mix(part.hash, self.key.digest(&self.block));
+            self.block.clear();
         }
         if self.roles != 0 {
             part.hash = mix(part.hash, self.roles);
@@ -194,12 +197,10 @@ impl Chain {
         if !self.is_open {
             return;
         }
-        match self.block.get_mut(self.filled..self.filled + piece.len()) {
-            Some(room) if self.filled + piece.len() < BLOCK => {
-                room.copy_from_slice(piece);
-                self.filled += piece.len();
-            }
-            _ => self.fill(piece),
+        if self.block.capacity() > 0 && self.block.len() + piece.len() < BLOCK {
+            self.block.extend_from_slice(piece);
+        } else {
+            self.fill(piece);
         }
     }
 
@@ -215,23 +216,24 @@ impl Chain {
 
     #[inline(never)]
     fn fill(&mut self, mut piece: &[u8]) {
+        self.block.reserve_exact(BLOCK - self.block.len());
         while self.is_open {
-            if self.filled == 0
+            if self.block.is_empty()
                 && let Some((whole, rest)) = piece.split_first_chunk::<BLOCK>()
             {
                 self.block_ends(self.key.digest(whole));
                 piece = rest;
                 continue;
             }
-            let (head, rest) = piece.split_at(piece.len().min(BLOCK - self.filled));
-            self.block[self.filled..self.filled + head.len()].copy_from_slice(head);
-            self.filled += head.len();
+            let (head, rest) = piece.split_at(piece.len().min(BLOCK - self.block.len()));
+            self.block.extend_from_slice(head);
             piece = rest;
-            if self.filled < BLOCK {
+            if self.block.len() < BLOCK {
                 return;
             }
-            self.filled = 0;
-            self.block_ends(self.key.digest(&self.block));
+            let block = self.key.digest(&self.block);
+            self.block.clear();
+            self.block_ends(block);
         }
     }
 
@@ -247,7 +249,7 @@ impl Chain {
     pub(super) fn part(&mut self) {
         if self.is_open {
             let part = &mut self.parts[self.slot as usize];
-            part.hash = mix(part.hash, 1 + self.filled as u64);
+            part.hash = mix(part.hash, 1 + self.block.len() as u64);
         }
     }
 
@@ -376,7 +378,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::inspect::{Facts, Scanner};
+    use crate::inspect::{Facts, PromptHashes, Scanner};
     use crate::units::Endpoint;
 
     const CHAT: &str = "/v1/chat/completions";
@@ -503,7 +505,7 @@ mod tests {
             let mut scanner = Scanner::new(Endpoint::relayed(CHAT).unwrap());
             // Two decoding paths: the tokenizer decodes where the head's hash is needed.
             if cut % 2 == 0 {
-                scanner.leave_prefix();
+                scanner.hash_only(PromptHashes { head: false, blocks: true });
             }
             turned.as_bytes().chunks(cut).for_each(|piece| scanner.push(piece).unwrap());
             assert_eq!(scanner.finish().unwrap().prefix_blocks(), expected, "{cut}");
@@ -660,7 +662,7 @@ mod tests {
         }
         let body = json!({"prompt": long}).to_string();
         let mut scanner = Scanner::new(Endpoint::relayed("/v1/completions").unwrap());
-        scanner.leave_blocks();
+        scanner.hash_only(PromptHashes { head: true, blocks: false });
         scanner.push(body.as_bytes()).unwrap();
         let expected = Facts { prefix_blocks: Vec::new(), ..facts("/v1/completions", &body) };
         assert_eq!(*scanner.finish().unwrap(), expected);

@@ -339,8 +339,8 @@ pub(super) fn leads_to_data(key: &[u8]) -> bool {
 }
 
 /// Whether this is a role or type defined by the protocols, rather than text.
-pub(super) fn is_word(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))
+pub(super) fn is_word(text: &[u8]) -> bool {
+    text.iter().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))
 }
 
 /// Whether an object of this type contains something other than text.

@@ -18,6 +18,7 @@ mod scanner;
 
 pub use blocks::BlockKey;
 pub use facts::{Caps, Facts, Field, PromptSize, Reasoning, StreamOptions, SwitchGroup, Switches, Unreadable};
+pub use prefix::PromptHashes;
 pub use ratios::{Learned, ModelRatios, Ratios};
 pub use scanner::Scanner;
 

@@ -14,6 +14,20 @@ const LENGTH: usize = 4096;
 /// Smallest head of complete parts, bytes, if the prompt is longer.
 const ENOUGH: usize = 256;
 
+/// Hashes of a prompt. Each costs as much as reading the rest of a short body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptHashes {
+    /// That of its head: [`Facts::prefix_hash`](super::Facts::prefix_hash).
+    pub head: bool,
+    /// Those of its blocks: [`Facts::prefix_blocks`](super::Facts::prefix_blocks).
+    pub blocks: bool,
+}
+
+impl PromptHashes {
+    /// Nobody asks for any.
+    pub const NONE: PromptHashes = PromptHashes { head: false, blocks: false };
+}
+
 /// The head of a prompt. The hash depends on the text alone, not on frame boundaries or the
 /// machine, so that all gateways send like prompts to the same engine.
 #[derive(Debug)]

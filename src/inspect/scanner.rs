@@ -6,7 +6,7 @@ use super::blocks::{BlockKey, PromptSlot};
 use super::facts::{Facts, Field, Reasoning, StreamOptions, SwitchGroup as Switched, Unreadable};
 use super::fields::{self, FieldRule, FieldType, JsonType, TopLevelField};
 use super::kept::{BoundedValue, IntegerValue, ScalarValue};
-use super::prefix::PromptPrefix;
+use super::prefix::{PromptHashes, PromptPrefix};
 use crate::json::{Interest, Literal, Nest, Scalar, Sink, SyntaxError, Tokenizer};
 use crate::units::{Dialect, Endpoint};
 
@@ -40,19 +40,20 @@ impl Scanner {
         Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: FactsSink::new(endpoint) })
     }
 
-    /// Skips the hash of the prompt's head.
-    pub fn leave_prefix(&mut self) {
-        self.reader.prefix.leave_head();
-    }
-
     /// The hashes of the prompt's blocks have this key; one that is the same everywhere otherwise.
     pub fn has_key(&mut self, key: BlockKey) {
         self.reader.prefix.chain.has_key(key);
     }
 
-    /// Nobody asks for the blocks of the prompt.
-    pub fn leave_blocks(&mut self) {
-        self.reader.prefix.chain.leave();
+    /// Makes these hashes of the prompt and no others; without this, all of them.
+    pub fn hash_only(&mut self, hashes: PromptHashes) {
+        let prefix = &mut self.reader.prefix;
+        if !hashes.head {
+            prefix.leave_head();
+        }
+        if !hashes.blocks {
+            prefix.chain.leave();
+        }
     }
 
     /// Reads the next frame.
@@ -442,6 +443,7 @@ impl FactsSink {
             b"type" => Inner::Type,
             b"role" => Inner::Role,
             b"id" if self.member == TopLevelField::Prompt && depth == 2 => Inner::Id,
+            _ if fields::leads_to_text(name) => Inner::Text,
             _ if fields::leads_to_arguments(name) => Inner::Arguments,
             _ if fields::leads_to_data(name) => Inner::Data,
             _ if fields::leads_to_media(name) => {
@@ -456,7 +458,6 @@ impl FactsSink {
                 self.object.is_media = true;
                 Inner::Media
             }
-            _ if fields::leads_to_text(name) => Inner::Text,
             _ => Inner::Said,
         }
     }
@@ -617,16 +618,16 @@ impl FactsSink {
             }
             (TopLevelField::Thinking, _) => self.efforts[2] = self.reasoning(said),
             (_, Inner::Type | Inner::Role) => {
-                if self.inner == Inner::Role {
+                if self.inner == Inner::Role && self.prefix.chain.is_on() {
                     self.prefix.chain.role(said.text().unwrap_or_default());
                 }
-                let word = said.text().filter(|text| fields::is_word(text));
-                if word.is_none() {
+                if !fields::is_word(said.name()) {
                     self.facts.prompt.bytes += (at.end - at.start - 2) as u64;
+                } else if self.inner == Inner::Type {
+                    let kind = said.text().unwrap_or_default();
+                    self.object.is_media |= fields::is_media(kind);
+                    self.facts.names_stored |= self.dialect == Dialect::Responses && kind == "item_reference";
                 }
-                self.object.is_media |= self.inner == Inner::Type && word.is_some_and(fields::is_media);
-                let is_item = self.inner == Inner::Type && self.dialect == Dialect::Responses;
-                self.facts.names_stored |= is_item && word == Some("item_reference");
             }
             (TopLevelField::Metadata, Inner::Metadata) => {
                 let Some(value) = said.text() else { return };

@@ -19,16 +19,24 @@ fn read_in(path: &str, pieces: &[&[u8]]) -> Result<Facts, Unreadable> {
 }
 
 #[test]
-fn without_the_prefix_everything_else_is_the_same() {
-    let body =
-        br#"{"model":"m","messages":[{"role":"user","content":"a\nb \u00e9 \ud800"}],"prompt":[[1,2],[3]],"n":2}"#;
+fn without_hashes_everything_else_is_the_same() {
+    let text = "a\\nb \\u00e9 \\ud800 ".repeat(100);
+    let body = format!(
+        r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}],"tools":[{{"type":"function","function":{{
+            "name":"f","parameters":{{"type":"object"}}}}}}],"prompt":[[1,2],[3]],"n":2}}"#
+    );
     for path in ["/v1/chat/completions", "/v1/completions"] {
-        let mut scanner = Scanner::new(endpoint(path));
-        scanner.leave_prefix();
-        scanner.push(body).unwrap();
-        let facts = read_in(path, &[body]).unwrap();
-        assert_ne!(facts.prefix_hash, 0);
-        assert_eq!(*scanner.finish().unwrap(), Facts { prefix_hash: 0, ..facts });
+        let all = read_in(path, &[body.as_bytes()]).unwrap();
+        assert!(all.prefix_hash != 0 && !all.prefix_blocks().is_empty());
+        for (head, blocks) in [(true, false), (false, true), (false, false)] {
+            let mut scanner = Scanner::new(endpoint(path));
+            scanner.hash_only(PromptHashes { head, blocks });
+            scanner.push(body.as_bytes()).unwrap();
+            let mut expected = all.clone();
+            expected.prefix_hash *= u64::from(head);
+            expected.prefix_blocks.retain(|_| blocks);
+            assert_eq!(*scanner.finish().unwrap(), expected);
+        }
     }
 }
 

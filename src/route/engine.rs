@@ -69,6 +69,8 @@ pub(super) struct Engine {
     pub name_key: u64,
     /// Seats under `auto`: as many as its step time allows at the pool's pace.
     auto: u32,
+    /// Something that its limit or its load depends on is another than when its key was made.
+    has_changed: bool,
     /// Seats that its KV cache was seen to hold.
     cache: CacheLimit,
     /// Work done since it joined.
@@ -281,6 +283,7 @@ impl Engine {
             given: Given::default(),
             limit: Limit::NONE,
             auto: seats::AT_FIRST,
+            has_changed: false,
             cache: CacheLimit::default(),
             counters: Counters::default(),
             slowness: 1.0,
@@ -419,23 +422,45 @@ impl Engine {
     /// Its learned step time at the pool's pace, from which its seats under `auto` follow; unlimited without a
     /// pace.
     ///
-    /// The second value is its prefill speed, tokens per second. An engine with little data uses the model of
-    /// all engines of the pool (`common`).
-    pub fn keep_pace(&mut self, pace: Option<f64>, common: &Latency) -> Option<(StepTime, f64)> {
-        let latency = self.latency.lock();
-        let step = latency.step_time().or_else(|| common.step_time());
-        let speed = latency.prefill_speed().or_else(|| common.prefill_speed());
-        (self.confirmed_at, self.prompt_per_step) = (latency.confirmed_at(), latency.prompt_per_step());
-        drop(latency);
-        // The slope of TTFT over the backlog says little if there is rarely a backlog.
+    /// Second is the speed at which its prompts were seen to be computed, in tokens per second. An engine
+    /// of which little was learned is taken to be as all engines of its pool together (`common`).
+    pub fn keep_pace(
+        &mut self,
+        pace: Option<f64>,
+        learned: &Latency,
+        common: &Latency,
+        at: Tick,
+    ) -> Option<(StepTime, f64)> {
+        // Requests that end without an answer are not counted out at their moment.
+        self.counters.read(at);
+        let step = learned.step_time().or_else(|| common.step_time());
+        let speed = learned.prefill_speed().or_else(|| common.prefill_speed());
+        (self.confirmed_at, self.prompt_per_step) = (learned.confirmed_at(), learned.prompt_per_step());
+        // The slope of first tokens over what is ahead says little where little ever is.
         let speed = speed.map(|speed| self.busy.speed().map_or(speed, |seen| speed.max(seen)));
         self.backlog.speed = speed.unwrap_or(0.0);
-        self.auto = match (step, pace) {
+        let auto = match (step, pace) {
             (Some(step), Some(pace)) => seats::seats(&step, pace),
             (None, Some(_)) => seats::AT_FIRST,
             (_, None) => seats::CEILING,
         };
+        self.has_changed |= auto != std::mem::replace(&mut self.auto, auto);
         step.map(|step| (step, speed.unwrap_or(1.0 / step.per_prompt_token.max(1e-7))))
+    }
+
+    /// How slow it is among the engines of its pool; 1 is as the others.
+    pub fn compares(&mut self, slowness: f64) {
+        self.has_changed |= slowness.to_bits() != std::mem::replace(&mut self.slowness, slowness).to_bits();
+    }
+
+    /// Whether its limit or its load are others than its key says.
+    pub fn needs_a_key(&self) -> bool {
+        self.has_changed || self.warms_since.is_some()
+    }
+
+    /// Its limit and its load are looked at for its key.
+    pub fn key_is_made(&mut self) {
+        self.has_changed = false;
     }
 
     /// Its seats at this rank.
@@ -471,6 +496,8 @@ impl Engine {
         let pressure = ((report.kv_usage.unwrap_or(0.0) - KV_PRESSURE) / (1.0 - KV_PRESSURE)).clamp(0.0, 1.0);
         let queued = waiting.min(foreign);
         self.counters.read(at);
+        // Its limit follows with the next key.
+        self.has_changed |= foreign - queued != self.counters.foreign;
         self.counters.foreign = foreign - queued;
         self.others = PER_REQUEST * foreign + typical * queued;
         self.factor = (1.0 + pressure) / self.share(at);

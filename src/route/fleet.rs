@@ -261,10 +261,10 @@ impl Fleet {
     /// Prompt tokens that the engine with most of the prefix cached must still compute.
     #[must_use]
     pub fn uncached(&self, pool: &PoolId, prompt: Tokens, blocks: &[u64]) -> Tokens {
-        match self.yard(pool) {
-            Some(yard) if !blocks.is_empty() => yard.inner.lock().uncached(prompt, blocks),
-            _ => prompt,
+        if blocks.is_empty() {
+            return prompt;
         }
+        self.yard(pool).map_or(prompt, |yard| yard.inner.lock().uncached(prompt, blocks))
     }
 
     /// The prefill pace of a pool (`prefill_tokens_per_engine: auto`); also updates the seats under `auto`. To
@@ -281,7 +281,7 @@ impl Fleet {
         for yard in yards {
             let mut inner = yard.inner.lock();
             if !inner.queues() {
-                let _nobody_waits = inner.keep_pace(at);
+                let _nobody_queues = inner.keep_pace(at);
             }
         }
     }
@@ -612,6 +612,10 @@ impl Work {
             let hit = Situation { prompt: self.prefix.prompt.less(self.prefix.expected), ..self.situation };
             latency.predict(&hit).zip(latency.predict(&miss)).map(|(hit, miss)| (hit.ttft, miss.ttft))
         });
+        if further.is_none() && lesson.ttft.is_none() && times.is_none() {
+            // A short answer in one piece.
+            return;
+        }
         let learn = |latency: &mut Latency| {
             if let Some(ttft) = lesson.ttft {
                 latency.first_token(&self.situation, ttft);

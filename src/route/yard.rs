@@ -14,7 +14,7 @@ use super::breaker::TenantKey;
 use super::engine::{Engine, Reading, Report};
 use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
-use super::latency::{AGREES, Aims, Latency, Lesson, Prediction, Usual, answer_weight};
+use super::latency::{AGREES, Aims, Latency, Lesson, Prediction, StepTime, Usual, answer_weight};
 use super::listed::{EngineList, Listed};
 use super::retry::{Attempts, Effect, Rest};
 use super::seats::{self, Lengths, Paces, Promised};
@@ -399,6 +399,7 @@ impl Inner {
         let key = match self.engines.get_mut(place).and_then(Option::as_mut) {
             None => Key::OUT,
             Some(engine) => {
+                engine.key_is_made();
                 engine.follow_limit(self.settings.concurrency, self.settings.seat_bounds, gateways, at);
                 let rank = engine.rank(at);
                 let given = engine.gives(rank);
@@ -458,12 +459,34 @@ impl Inner {
     /// objective.
     pub fn keep_pace(&mut self, at: Tick) -> Option<PrefillPace> {
         let target = self.paces.least(at).or_else(|| self.promised.pace_at_first());
+        // One copy, because answers teach what stands behind the lock meanwhile.
+        let learned: Vec<_> = self.engines_here().map(|engine| engine.latency.lock().clone()).collect();
+        let engines = self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none());
+        let speeds = engines.zip(&learned).map(|(engine, learned)| engine.keep_pace(target, learned, &self.common, at));
+        let speeds: Vec<_> = speeds.collect();
+        let pace = if self.queues() { self.pace(target, &speeds) } else { None };
+        self.compare(&learned, at);
+        for place in 0..self.engines.len() {
+            if self.engines[place].as_ref().is_some_and(Engine::needs_a_key) {
+                self.rekey(place, at);
+            }
+        }
+        pace
+    }
+
+    /// The engines that have not left, in the order of their places.
+    fn engines_here(&self) -> impl Iterator<Item = &Engine> {
+        self.present().map(|(_, engine)| engine)
+    }
+
+    /// How fast prompts may go to the engines, from the steps and the speed of each.
+    fn pace(&self, target: Option<f64>, speeds: &[Option<(StepTime, f64)>]) -> Option<PrefillPace> {
         let (mut known, mut sum) = (0u32, PrefillPace::default());
         let ttft = self.promised.ttft.map(|ttft| ttft.as_secs_f64());
         let within = |(share, without): (f64, f64)| ttft.map_or(without, |ttft| share * ttft);
         let (most, least) = (within(PREFILL_AHEAD), within(LEAST_AHEAD).min(LEAST_AHEAD.1));
-        for engine in self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none()) {
-            let Some((step, speed)) = engine.keep_pace(target, &self.common) else { continue };
+        for (engine, speed) in self.engines_here().zip(speeds) {
+            let Some((step, speed)) = *speed else { continue };
             // A small token budget bounds the prefill speed: the step time then allows more than the engine can
             // do.
             let allowed = 1.0 / step.per_prompt_token.max(1e-7);
@@ -479,15 +502,13 @@ impl Inner {
             sum.most += (most * tokens).max(LEAST_READING);
             sum.least += (least * tokens).max(LEAST_READING);
         }
-        self.compare(at);
-        (0..self.engines.len()).for_each(|place| self.rekey(place, at));
         let is_promised = target.is_some() || self.promised.ttft.is_some() || self.promised.e2e;
-        if known == 0 || !is_promised || !self.queues() {
+        if known == 0 || !is_promised {
             return None;
         }
         let each = f64::from(known);
         // Engines without data are assumed to be like the others.
-        let scale = self.present().count() as f64 / each;
+        let scale = speeds.len() as f64 / each;
         Some(PrefillPace {
             per_second: target.map_or(f64::INFINITY, |_| sum.per_second * scale),
             spare: target.map_or(f64::INFINITY, |_| sum.spare * scale),
@@ -502,22 +523,20 @@ impl Inner {
     /// request without others ahead, whichever is slower. Differences within the model's error count as equal,
     /// and old knowledge counts less: an unused engine soon looks as fast as the fastest, until its responses
     /// disagree.
-    fn compare(&mut self, at: Tick) {
-        let present = || self.engines.iter().flatten().filter(|engine| engine.left.is_none());
-        let count = (present().count() as f64).max(1.0);
-        let batch = 1.0 + present().map(|engine| engine.counters.running()).sum::<f64>() / count;
-        let prompt = present().map(|engine| engine.prompt_per_step).sum::<f64>() / count;
+    fn compare(&mut self, learned: &[Latency], at: Tick) {
+        let count = (learned.len() as f64).max(1.0);
+        let batch = 1.0 + self.engines_here().map(|engine| engine.counters.running()).sum::<f64>() / count;
+        let prompt = self.engines_here().map(|engine| engine.prompt_per_step).sum::<f64>() / count;
         let usual = Usual { prompt: Tokens(self.typical as u64), batch: batch as u32, prompt_per_step: prompt };
         let common = self.common.service(&usual);
-        let service = |engine: &Engine| engine.latency.lock().service(&usual).or(common);
-        let all: Vec<_> = present().map(service).collect();
+        let all: Vec<_> = learned.iter().map(|latency| latency.service(&usual).or(common)).collect();
         let quickest = all.iter().flatten().copied().reduce(|a, b| (a.0.min(b.0), a.1.min(b.1)));
         let Some(quickest) = quickest else { return };
         for (engine, service) in self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none()).zip(all) {
             let Some(service) = service else { continue };
             let fresh = 0.5f64.powf(at.since(engine.confirmed_at).as_secs_f64() / HALF_LIFE);
             let slowness = (service.0 / quickest.0).max(service.1 / quickest.1).powf(fresh);
-            engine.slowness = if slowness > AS_OTHERS { slowness } else { 1.0 };
+            engine.compares(if slowness > AS_OTHERS { slowness } else { 1.0 });
         }
     }
 
