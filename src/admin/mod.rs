@@ -753,6 +753,12 @@ mod tests {
             fn slo(&self) -> Vec<ClassStanding> {
                 Vec::new()
             }
+            fn status(&self, _: HistorySpan) -> GatewayStatus {
+                GatewayStatus::default()
+            }
+            fn drain(&self, _: &DrainOrder) -> Result<EngineStatus, DrainError> {
+                Err(DrainError::UnknownPool)
+            }
             fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
                 Err(LevelError::UnknownClass)
             }
@@ -919,6 +925,8 @@ mod tests {
         fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
             Err(LevelError::UnknownClass)
         }
+
+        fn drill(&self, _: u64) {}
 
         fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
             Box::pin(async { Ok(Vec::new()) })
