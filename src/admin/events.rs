@@ -40,9 +40,12 @@ pub(super) struct LivePage {
     clock: Clock,
     has_token: bool,
     /// By span of time.
-    rendered: [Mutex<Option<(Tick, Arc<PageParts>)>>; HistorySpan::ALL.len()],
+    rendered: [Mutex<Option<Rendered>>; HistorySpan::ALL.len()],
     viewers: Arc<Semaphore>,
 }
+
+/// A page, and when it was rendered.
+type Rendered = (Tick, Arc<PageParts>);
 
 /// What one viewer has been sent.
 struct Viewer {

@@ -26,9 +26,9 @@ pub struct EngineHour {
 
 /// All engines that served a judged request in the last hour. One short lock per request.
 #[derive(Debug, Default)]
-pub(super) struct EngineStats(
-    Mutex<HashMap<PoolId, HashMap<EngineId, LastHour<EngineCounts>, RandomState>, RandomState>>,
-);
+pub(super) struct EngineStats(Mutex<HashMap<PoolId, EnginesOfPool, RandomState>>);
+
+type EnginesOfPool = HashMap<EngineId, LastHour<EngineCounts>, RandomState>;
 
 #[derive(Debug, Default)]
 struct EngineCounts {

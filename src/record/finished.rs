@@ -70,7 +70,7 @@ pub(super) enum SharedRecord {
     /// There is one of them.
     Own(Box<RequestRecord>),
     /// There are several.
-    Shared(Arc<Box<RequestRecord>>),
+    Shared(Arc<RequestRecord>),
 }
 
 impl Deref for SharedRecord {

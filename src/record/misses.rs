@@ -72,7 +72,9 @@ pub struct MissRecord {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct RecentMisses(Mutex<HashMap<(ClassId, Missed), VecDeque<Arc<MissRecord>>, RandomState>>);
+pub(super) struct RecentMisses(Mutex<HashMap<(ClassId, Missed), Misses, RandomState>>);
+
+type Misses = VecDeque<Arc<MissRecord>>;
 
 impl RecentMisses {
     /// Keeps a request if it missed. `default` is the class of what missed before it had one.

@@ -234,7 +234,7 @@ impl Recorder {
 
     /// Hands a request to all sinks.
     fn share(&self, finished: Box<RequestRecord>) {
-        let finished = Arc::new(finished);
+        let finished = Arc::<RequestRecord>::from(finished);
         if let Some(journal) = &self.0.sinks.journal {
             journal.write(SharedRecord::Shared(Arc::clone(&finished)));
         }

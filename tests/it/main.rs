@@ -14,6 +14,7 @@ mod engines;
 mod framing;
 mod http;
 mod in_use;
+mod neighbours;
 mod operations;
 mod overload_benefit;
 mod retries;
