@@ -56,7 +56,7 @@ impl PromptCalibration {
 
 /// The text of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompt {
+pub struct PromptText {
     /// What it shares with others of its group; may be empty.
     pub shared: String,
     /// What it shares with nobody.
@@ -101,7 +101,7 @@ impl PromptMaker {
     }
 
     /// The next prompt, of about so many tokens.
-    pub fn prompt(&mut self, tokens: u64) -> Prompt {
+    pub fn prompt(&mut self, tokens: u64) -> PromptText {
         let words = self.calibration.words_for(tokens);
         let shared = ((words as f64 * self.shared) as usize).min(words - 1);
         let group = self.groups[self.chance.random_range(0..self.groups.len())];
@@ -112,7 +112,7 @@ impl PromptMaker {
         (0..fresh).for_each(|_| push_word(&mut own, &mut self.chance));
         let from = self.chance.random_range(0..POOL);
         self.cut(from, words - shared - fresh, &mut own);
-        Prompt { shared: common, own }
+        PromptText { shared: common, own }
     }
 
     /// Adds so many words of the text from a place on; at its end it begins again.
@@ -272,12 +272,13 @@ mod tests {
 
     use super::*;
 
-    fn words(prompt: &Prompt) -> Vec<String> {
+    fn words(prompt: &PromptText) -> Vec<String> {
         format!("{}{}", prompt.shared, prompt.own).split_whitespace().map(str::to_owned).collect()
     }
 
-    fn common(a: &Prompt, b: &Prompt) -> usize {
-        words(a).iter().zip(words(b)).take_while(|(a, b)| *a == b).count()
+    /// Words in front that two prompts have in common.
+    fn common(a: &[String], b: &[String]) -> usize {
+        a.iter().zip(b).take_while(|(a, b)| a == b).count()
     }
 
     #[test]
@@ -294,11 +295,12 @@ mod tests {
     fn prompts_share_what_they_are_meant_to_share_and_nothing_more() {
         for (shared, groups) in [(0.0, 1), (0.5, 1), (0.9, 4)] {
             let mut maker = PromptMaker::new(PromptCalibration::default(), shared, groups, 1);
-            let prompts: Vec<Prompt> = (0..200).map(|_| maker.prompt(400)).collect();
+            let prompts: Vec<PromptText> = (0..60).map(|_| maker.prompt(400)).collect();
             let beginnings: HashSet<&str> = prompts.iter().map(|prompt| prompt.shared.as_str()).collect();
             assert_eq!(beginnings.len(), if shared > 0.0 { groups } else { 1 });
-            let most = (0..200).flat_map(|a| (0..a).map(move |b| (a, b)));
-            let most = most.map(|(a, b)| common(&prompts[a], &prompts[b])).max().unwrap();
+            let words: Vec<Vec<String>> = prompts.iter().map(words).collect();
+            let pairs = (0..60).flat_map(|a| (0..a).map(move |b| (a, b)));
+            let most = pairs.map(|(a, b)| common(&words[a], &words[b])).max().unwrap();
             let expected = (400.0 * shared) as usize;
             assert!((expected..expected + 6).contains(&most), "{shared}: {most}");
         }
@@ -308,7 +310,7 @@ mod tests {
     fn another_seed_shares_nothing_and_the_same_one_everything() {
         let first = |seed| PromptMaker::new(PromptCalibration::default(), 0.5, 1, seed).prompt(1000);
         assert_eq!(first(1), first(1));
-        assert!(common(&first(1), &first(2)) < 4);
+        assert!(common(&words(&first(1)), &words(&first(2))) < 4);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::result::{NamedGoal, PointResult, RunResult};
 use super::search::{Knee, KneeSearch, SearchSettings, crossing};
 use super::workload::CacheState;
 
-/// Goodput that differs by more than this share between repetitions is noise.
+/// GoodputResult that differs by more than this share between repetitions is noise.
 const NOISE: f64 = 0.1;
 
 /// Repetitions below which nothing is said of noise, and so nothing published.
@@ -157,7 +157,7 @@ impl SweepProgress {
         let mut points = std::mem::take(&mut self.points);
         points.sort_by(|a, b| a.rate.total_cmp(&b.rate));
         let is_whole = !self.is_over && self.runs.is_empty();
-        let goodput = Goodput::of(&points, &self.plan, is_whole);
+        let goodput = GoodputResult::of(&points, &self.plan, is_whole);
         self.results.push(CacheResult { cache, goodput, points });
         self.search = new_search(&self.plan);
     }
@@ -191,8 +191,8 @@ fn new_search(plan: &SweepPlan) -> KneeSearch {
 pub struct CacheResult {
     /// State.
     pub cache: CacheState,
-    /// Goodput.
-    pub goodput: Goodput,
+    /// GoodputResult.
+    pub goodput: GoodputResult,
     /// Points, by rate.
     pub points: Vec<PointResult>,
 }
@@ -219,7 +219,7 @@ pub enum GoodputStatus {
 
 /// The highest rate that clears the target, or why there is none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Goodput {
+pub struct GoodputResult {
     /// Status. Only `published` comes with a number.
     pub status: GoodputStatus,
     /// Why, in words.
@@ -242,7 +242,7 @@ pub struct Goodput {
     pub spread: Option<f64>,
 }
 
-impl Goodput {
+impl GoodputResult {
     /// What these points, by rate, say.
     #[must_use]
     pub fn of(points: &[PointResult], plan: &SweepPlan, is_whole: bool) -> Self {
@@ -298,7 +298,7 @@ impl Goodput {
         };
         let number = highest_clearing.filter(|_| status == GoodputStatus::Published);
         let per_replica = number.map(|rate| rate / f64::from(plan.replicas.max(1)));
-        Goodput {
+        GoodputResult {
             status,
             explanation,
             requests_per_second: number,

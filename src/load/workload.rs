@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::arrivals::{ArrivalProcess, ArrivalTimes};
 use super::lengths::LengthModel;
 use super::plan::{LoadClass, PlannedRequest};
-use super::prompts::{Prompt, PromptCalibration, PromptMaker};
+use super::prompts::{PromptCalibration, PromptMaker, PromptText};
 use crate::units::{Dialect, Endpoint, Tokens};
 
 /// What prefix caches hold for a run.
@@ -121,7 +121,7 @@ impl Workload {
 
     /// A body of this workload.
     #[must_use]
-    pub fn body(&self, prompt: &Prompt, output: u64, stream: bool) -> Bytes {
+    pub fn body(&self, prompt: &PromptText, output: u64, stream: bool) -> Bytes {
         let dialect = self.endpoint.dialect();
         let mut body = Map::new();
         body.insert("model".to_owned(), json!(self.model));

@@ -16,7 +16,7 @@ use crate::load::interval::Outcomes;
 use crate::load::monitor::{ClassGoal, RunMonitor, RunRule, RunStep, RunVerdict};
 use crate::load::result::{NamedGoal, RunResult};
 use crate::load::search::SearchSettings;
-use crate::load::sweep::{Goodput, GoodputStatus, NextRun, RatePlan, SweepPlan, SweepProgress};
+use crate::load::sweep::{GoodputResult, GoodputStatus, NextRun, RatePlan, SweepPlan, SweepProgress};
 use crate::load::workload::CacheState;
 
 /// Service time of the queue, and the threshold of TTFT, in seconds.
@@ -129,7 +129,12 @@ fn plan() -> SweepPlan {
     }
 }
 
-fn swept(plan: SweepPlan, rule: RunRule, seed: u64, mut service: impl FnMut(u32) -> Box<Service<'static>>) -> Goodput {
+fn swept(
+    plan: SweepPlan,
+    rule: RunRule,
+    seed: u64,
+    mut service: impl FnMut(u32) -> Box<Service<'static>>,
+) -> GoodputResult {
     let mut progress = SweepProgress::new(plan);
     while let Some(next) = progress.next_run() {
         progress.note(run(rule, next, seed * 10_000 + next.number, &mut *service(next.repetition)));
@@ -148,9 +153,10 @@ fn the_closed_form_agrees_with_published_values() {
 #[test]
 fn the_search_finds_the_knee_of_a_known_queue_within_five_percent_in_nine_of_ten_seeds() {
     let knee = analytic_knee(SERVICE, THRESHOLD, TARGET);
-    let found: Vec<Goodput> =
+    let found: Vec<GoodputResult> =
         (0..10).map(|seed| swept(plan(), RunRule::default(), seed, |_| Box::new(md1()))).collect();
-    let near = |goodput: &&Goodput| goodput.requests_per_second.is_some_and(|rate| (rate / knee - 1.0).abs() <= 0.05);
+    let near =
+        |goodput: &&GoodputResult| goodput.requests_per_second.is_some_and(|rate| (rate / knee - 1.0).abs() <= 0.05);
     let told: Vec<_> = found.iter().map(|at| (at.status, at.highest_clearing, at.lowest_failing, at.spread)).collect();
     assert!(found.iter().filter(near).count() >= 9, "knee {knee:.3}: {told:#?}");
     let halves = found.iter().filter_map(|goodput| Some(goodput.per_gpu? / goodput.per_replica?));
