@@ -80,7 +80,7 @@ block! {
         may write_stall: Located<Duration>,
         /// Most concurrent connections. Default: 20000.
         may max_connections: Located<u64>,
-        /// Most concurrent connections per client address. Default: nine tenths of what may be open.
+        /// Most concurrent connections per client address. Default: what others leave.
         may max_connections_per_address: Located<u64>,
         /// Most concurrent streams per HTTP/2 connection. Default: 250.
         may http2_max_streams: Located<u64>,

@@ -1112,7 +1112,7 @@ fn each_kind_of_problem() {
             "12:47: telemetry.journal.hash_key_file: the file \"engine.key\" holds a secret of fewer than 16 characters",
         ),
         (journal("{path: j, max_size: 1KiB}"), "12:42: telemetry.journal.max_size: the size is out of range"),
-        (journal("{path: j, max_age: 0s}"), "12:41: telemetry.journal.max_age: 0 is no time at all"),
+        (journal("{path: j, max_age: 0s}"), "12:41: telemetry.journal.max_age: 0 is not a positive duration"),
         (journal("{path: j, keep: 100000}"), "12:38: telemetry.journal.keep: 100000 is out of range"),
         (
             journal("{path: j, flush: 2m}"),

@@ -103,7 +103,7 @@ pub(super) fn outcomes(points: &[HistoryStatus], span_seconds: f64, label: &str)
 }
 
 /// A piece of a request's time.
-pub(super) struct Stretch {
+pub(super) struct TimelineSegment {
     /// `upload`, `queue`, `attempt`, `failed`, `tokens`, `rest`.
     pub kind: &'static str,
     /// What is said of it.
@@ -115,12 +115,12 @@ pub(super) struct Stretch {
 }
 
 /// The time of a request, piece by piece.
-pub(super) fn stretches(miss: &MissStatus) -> Vec<Stretch> {
+pub(super) fn timeline_segments(miss: &MissStatus) -> Vec<TimelineSegment> {
     let mut all = Vec::new();
     let mut add = |kind: &'static str, text: String, begin: f64, end: f64| {
         if end > begin {
             let text = format!("{text}: {}", latency((end - begin) / 1000.0));
-            all.push(Stretch { kind, text, begin, end });
+            all.push(TimelineSegment { kind, text, begin, end });
         }
     };
     let end = miss.end_ms;
@@ -162,19 +162,19 @@ pub(super) fn stretches(miss: &MissStatus) -> Vec<Stretch> {
 
 /// The same as a picture, with the moment by which the first token was promised.
 pub(super) fn waterfall(miss: &MissStatus, ttft_seconds: Option<f64>) -> Markup {
-    let stretches = stretches(miss);
+    let timeline_segments = timeline_segments(miss);
     let total = miss.end_ms.max(0.001);
     let x = |ms: f64| (ms / total * WIDTH).clamp(0.0, WIDTH);
     let promised = ttft_seconds.map(|seconds| miss.client_wait_ms.unwrap_or(0.0) + seconds * 1000.0);
     let promised = promised.filter(|ms| *ms < total);
-    let words: Vec<&str> = stretches.iter().map(|stretch| stretch.text.as_str()).collect();
+    let words: Vec<&str> = timeline_segments.iter().map(|segment| segment.text.as_str()).collect();
     let label = if words.is_empty() { "no time at all".to_owned() } else { words.join(", ") };
     html! {
         svg.waterfall viewBox={ "0 0 " (WIDTH) " 14" } preserveAspectRatio="none" role="img" aria-label=(label) {
-            @for stretch in &stretches {
-                rect class=(stretch.kind) x=(round(x(stretch.begin))) y="1" height="12"
-                    width=(round((x(stretch.end) - x(stretch.begin)).max(1.5))) {
-                    title { (stretch.text) }
+            @for segment in &timeline_segments {
+                rect class=(segment.kind) x=(round(x(segment.begin))) y="1" height="12"
+                    width=(round((x(segment.end) - x(segment.begin)).max(1.5))) {
+                    title { (segment.text) }
                 }
             }
             @if let Some(ms) = promised {
@@ -253,8 +253,8 @@ mod tests {
 
     #[test]
     fn the_time_of_a_request_is_told_without_holes() {
-        let all = stretches(&miss());
-        let kinds: Vec<_> = all.iter().map(|stretch| (stretch.kind, stretch.begin, stretch.end)).collect();
+        let all = timeline_segments(&miss());
+        let kinds: Vec<_> = all.iter().map(|segment| (segment.kind, segment.begin, segment.end)).collect();
         let expected = [
             ("upload", 0.0, 20.0),
             ("queue", 20.0, 120.0),
@@ -267,10 +267,10 @@ mod tests {
         assert_eq!(kinds, expected);
         assert_eq!(all[2].text, "attempt 1 at a:1, push_back: 30 ms");
         let shed = MissStatus { body_complete_ms: Some(3.0), end_ms: 500.0, ..MissStatus::default() };
-        let kinds: Vec<_> = stretches(&shed).iter().map(|stretch| (stretch.kind, stretch.end)).collect();
+        let kinds: Vec<_> = timeline_segments(&shed).iter().map(|segment| (segment.kind, segment.end)).collect();
         assert_eq!(kinds, [("upload", 3.0), ("queue", 500.0)], "it never left the queue");
         let cut = MissStatus { body_complete_ms: None, end_ms: 70.0, ..MissStatus::default() };
-        assert_eq!(stretches(&cut).len(), 1, "its body never came");
+        assert_eq!(timeline_segments(&cut).len(), 1, "its body never came");
     }
 
     #[test]

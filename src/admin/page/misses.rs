@@ -69,7 +69,7 @@ fn row(status: &GatewayStatus, miss: &MissStatus) -> Markup {
                         (chart::waterfall(miss, ttft.map(|ttft| ttft.threshold_seconds)))
                         span.total { (latency(miss.end_ms / 1000.0)) }
                     }
-                    ol { @for stretch in chart::stretches(miss) { li { (stretch.text) } } }
+                    ol { @for segment in chart::timeline_segments(miss) { li { (segment.text) } } }
                     p {
                         "Request " code { (miss.request_id) } " of " (miss.tenant.as_deref().unwrap_or("nobody known")) ", status " (miss.status) ", " (tokens(miss)) " tokens"
                         @if let Some(model) = &miss.model { ", model " (model) }

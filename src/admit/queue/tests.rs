@@ -886,7 +886,8 @@ proptest! {
             let rows: usize = queue.rows.iter().map(Row::len).sum();
             prop_assert_eq!((rows, queue.alarms.len()), (queue.waiting(), queue.waiting()));
         }
-        prop_assert!(!queue.expire(ms(now)).refused.iter().any(|away| states[&away.ticket] != State::Waits));
+        // Who leaves now can have been in the way of one that is admitted instead.
+        book(&mut states, &queue.expire(ms(now)));
         book(&mut states, &queue.expire(ms(now + 1_000_000)));
         for ticket in states.keys().filter(|ticket| states[*ticket] == State::Runs) {
             prop_assert_eq!(queue.release(*ticket, Tokens(1), ms(now + 1_000_000)), Moves::default());
