@@ -10,6 +10,7 @@ mod degradation;
 mod exits;
 mod gateway;
 mod memory;
+mod paging;
 mod parts;
 mod processes;
 mod prometheus;
