@@ -36,7 +36,7 @@ use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
-use crate::record::settings::{AccessLog, MetricLabels};
+use crate::record::settings::{AccessLog, MetricLabels, SloStateSettings};
 use crate::route::Routes;
 use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
@@ -81,6 +81,8 @@ pub struct Settings {
     pub limits_store: LimitsStore,
     /// Where the access line goes.
     pub access_log: AccessLog,
+    /// The file in which the counts of classes outlive the process, if any.
+    pub slo_state: Option<SloStateSettings>,
     /// By which labels the metrics of requests are told apart.
     pub labels: MetricLabels,
     /// A hash of the file and of every file that it refers to.
@@ -211,6 +213,9 @@ impl Settings {
         }
         if self.access_log != other.access_log {
             found.push("telemetry.access_log");
+        }
+        if self.slo_state != other.slo_state {
+            found.push("telemetry.slo_state");
         }
         found
     }

@@ -598,10 +598,20 @@ block! {
         may drop_labels: OneOrMany<Located<EnumWord<RequestLabel>>>,
         /// Whether histograms have the label `model` too. Default: false.
         may histograms_by_model: Located<bool>,
+        /// The file in which the counts of classes outlive the process. Default: none; windows begin with the process.
+        may slo_state: SloState,
         /// Export of spans.
         may otlp: Unimplemented,
         /// The record of every request.
         may journal: Unimplemented,
+    }
+
+    /// The file in which the counts of classes outlive the process.
+    SloState {
+        /// The file; its folder must be there. Each gateway needs one of its own.
+        must path: Located<String>,
+        /// How often it is saved. Default: 1m.
+        may every: Located<Duration>,
     }
 }
 

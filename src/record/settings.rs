@@ -1,4 +1,7 @@
-//! Where the access line goes, and by which labels requests are counted.
+//! Where the access line goes, what outlives the process, and by which labels requests are counted.
+
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// The access line of each finished request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,6 +11,20 @@ pub enum AccessLog {
     Stdout,
     /// None.
     Off,
+}
+
+/// The file in which the counts of classes outlive the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SloStateSettings {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How often it is saved.
+    pub every: Duration,
+}
+
+impl SloStateSettings {
+    /// How often, where nothing is said.
+    pub const EVERY: Duration = Duration::from_secs(60);
 }
 
 /// By which labels the metrics of requests are told apart.

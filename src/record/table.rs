@@ -16,7 +16,7 @@ use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Missed, Objectives, Outcome};
 use crate::refuse::Rejection;
 use crate::route::key_of;
-use crate::units::{ClassId, PoolId, TenantId, Tick};
+use crate::units::{ClassId, LengthBucket, PoolId, TenantId, Tick};
 
 use super::burn::Burn;
 use super::drift::LengthHistogram;
@@ -26,6 +26,7 @@ use super::finished::{RequestRecord, Retry};
 use super::metrics::Metrics;
 use super::series::{Histograms, Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, UnclassifiedSeries};
 use super::settings::MetricLabels;
+use super::slo_state::ClassCounts;
 
 /// Tenants that get series of their own; the rest are `other` together.
 const TENANTS: usize = 200;
@@ -103,7 +104,8 @@ impl Table {
     }
 
     /// This table with everything that `shape` can reach.
-    pub(super) fn bind(&self, metrics: &Metrics, shape: &SeriesShape, at: Tick) -> Self {
+    /// `epoch` is the Unix time at the tick 0, or zero where no counts outlive the process.
+    pub(super) fn bind(&self, metrics: &Metrics, shape: &SeriesShape, at: Tick, epoch: Duration) -> Self {
         metrics.drop_labels(&shape.labels.dropped);
         if self.current.is_empty() {
             metrics.forget_unclassed();
@@ -120,6 +122,7 @@ impl Table {
             let routes = routes.chain(known.into_iter().flat_map(|known| known.routes())).collect();
             let memory = known.map(|known| known.memory.clone());
             let by_model = shape.labels.histograms_by_model;
+            let memory = memory.unwrap_or_else(|| Arc::new(Mutex::new(ClassState::new(&class.objectives, at, epoch))));
             let series = Arc::new(ClassSeries::new(metrics, class, routes, by_model, memory, at));
             match self.place_of(&class.id) {
                 Some(place) => table.classes[place].1 = series,
@@ -157,6 +160,11 @@ impl Table {
     /// One class's series.
     pub(super) fn class(&self, class: &ClassId) -> Option<&Arc<ClassSeries>> {
         self.place_of(class).map(|place| &self.classes[place].1)
+    }
+
+    /// Every class there ever was.
+    pub(super) fn every_class(&self) -> impl Iterator<Item = (&ClassId, &Arc<ClassSeries>)> {
+        self.classes.iter().map(|(class, series)| (class, series))
     }
 
     fn place_of(&self, class: &ClassId) -> Option<usize> {
@@ -224,8 +232,44 @@ pub(super) struct ClassSeries {
 #[derive(Debug)]
 pub(super) struct ClassState {
     pub(super) burn: Burn,
+    /// The same by prompt length, in the order of [`LengthBucket::ALL`].
+    pub(super) lengths: [Burn; LengthBucket::ALL.len()],
     pub(super) input: LengthHistogram,
     pub(super) output: LengthHistogram,
+}
+
+impl ClassState {
+    fn new(promise: &Objectives, at: Tick, epoch: Duration) -> Self {
+        let burn = || Burn::at_epoch(promise.joint_target, promise.window, at, epoch);
+        ClassState {
+            burn: burn(),
+            lengths: LengthBucket::ALL.map(|_| burn()),
+            input: LengthHistogram::default(),
+            output: LengthHistogram::default(),
+        }
+    }
+
+    fn promise(&mut self, promise: &Objectives, at: Tick) {
+        let all = [&mut self.burn].into_iter().chain(&mut self.lengths);
+        all.for_each(|burn| burn.promise(promise.joint_target, promise.window, at));
+    }
+
+    /// What was counted, to outlive the process.
+    pub(super) fn counts(&mut self) -> ClassCounts {
+        let lengths = LengthBucket::ALL.iter().zip(&mut self.lengths);
+        let lengths = lengths.map(|(length, burn)| (length.as_str().to_owned(), burn.state())).collect();
+        ClassCounts { all: self.burn.state(), lengths }
+    }
+
+    /// Takes in what a process before has counted.
+    pub(super) fn restore(&mut self, counts: &ClassCounts, at: Tick) {
+        self.burn.restore(&counts.all, at);
+        for (length, burn) in LengthBucket::ALL.iter().zip(&mut self.lengths) {
+            if let Some(state) = counts.lengths.get(length.as_str()) {
+                burn.restore(state, at);
+            }
+        }
+    }
 }
 
 impl ClassSeries {
@@ -234,20 +278,12 @@ impl ClassSeries {
         class: &ClassShape,
         routes: Vec<(PoolId, Arc<str>)>,
         by_model: bool,
-        memory: Option<Arc<Mutex<ClassState>>>,
+        memory: Arc<Mutex<ClassState>>,
         at: Tick,
     ) -> Self {
         let promise = &class.objectives;
         let edges = BucketEdges::of(promise);
-        let memory = memory.unwrap_or_else(|| {
-            let burn = Burn::new(promise.joint_target, promise.window, at);
-            Arc::new(Mutex::new(ClassState {
-                burn,
-                input: LengthHistogram::default(),
-                output: LengthHistogram::default(),
-            }))
-        });
-        memory.lock().burn.promise(promise.joint_target, promise.window, at);
+        memory.lock().promise(promise, at);
         let mut pools: Vec<(PoolId, PoolSeries)> = Vec::new();
         for (pool, model) in routes {
             let place = pools.iter().position(|(known, _)| *known == pool).unwrap_or_else(|| {
@@ -304,6 +340,7 @@ impl ClassSeries {
         let mut memory = self.memory.lock();
         let outcome = finished.verdict.outcome;
         memory.burn.note(outcome == Outcome::Met, finished.end);
+        memory.lengths[finished.length as usize].note(outcome == Outcome::Met, finished.end);
         if outcome != Outcome::Missed(Missed::Shed) {
             let tenant = finished.tenant.as_ref().map_or(0, |tenant| key_of(tenant.as_str().as_bytes()));
             memory.burn.note_served_to(tenant, outcome == Outcome::Met, finished.end);

@@ -11,6 +11,7 @@ mod listen;
 mod pools;
 mod routes;
 mod rules;
+mod slo_state;
 mod store;
 mod tenants;
 
@@ -84,6 +85,7 @@ impl<'a> Checker<'a> {
         let access_log = root.telemetry.as_ref().and_then(|telemetry| telemetry.access_log.as_ref());
         let access_log = access_log.map_or_else(Default::default, |word| word.value.0);
         let labels = self.labels(root);
+        let slo_state = self.slo_state(root);
         if !self.problems.is_empty() {
             return None;
         }
@@ -111,6 +113,7 @@ impl<'a> Checker<'a> {
             replicas: replicas as u32,
             limits_store,
             access_log,
+            slo_state,
             labels,
             hash: self.hash(hash_of_text),
             files: std::mem::take(&mut self.files),
