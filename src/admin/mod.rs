@@ -114,6 +114,8 @@ pub struct ClassStanding {
     pub window_seconds: u64,
     /// How many of these are counted: less until the class has been in this process so long.
     pub covered_seconds: u64,
+    /// Unix time from which on it is counted, in seconds: what was before is in no figure here.
+    pub since_unix_seconds: u64,
     /// The share of judged requests that must be met.
     pub target: f64,
     /// Requests met in the window.
@@ -126,6 +128,10 @@ pub struct ClassStanding {
     pub budget_remaining: Option<f64>,
     /// How many times too fast the budget is spent, by window.
     pub burn_rate: Vec<BurnRate>,
+    /// The same by prompt length, lengths of which anything was judged.
+    pub lengths: Vec<LengthStanding>,
+    /// Lengths of prompts and answers against those that the class assumes.
+    pub workload_drift: Vec<DriftStanding>,
     /// Requests in flight.
     pub in_flight: u64,
     /// Of these, how many wait for a seat.
@@ -134,6 +140,36 @@ pub struct ClassStanding {
     pub overdue: u64,
     /// Its overload level; absent for a class that has none.
     pub degradation: Option<Degradation>,
+}
+
+/// How the prompts of one length stand.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LengthStanding {
+    /// `short`, `medium`, `long`, or `unknown`.
+    pub length: &'static str,
+    /// Requests met in the class's window.
+    pub met: u64,
+    /// Requests judged in it.
+    pub total: u64,
+    /// `met / total`.
+    pub attainment: Option<f64>,
+    /// The share of the error budget that is left; negative when overspent.
+    pub budget_remaining: f64,
+    /// How many times too fast the budget is spent, by window.
+    pub burn_rate: Vec<BurnRate>,
+}
+
+/// A percentile of lengths against the assumed one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DriftStanding {
+    /// `input` or `output`.
+    pub direction: &'static str,
+    /// `p50` or `p95`.
+    pub percentile: &'static str,
+    /// Observed by assumed.
+    pub ratio: f64,
+    /// What to do, where it is another workload.
+    pub advice: Option<String>,
 }
 
 /// At which overload level a class is, and what was measured last.

@@ -136,7 +136,7 @@ impl CounterValues {
 
 /// What a class's counters do, in stretches of minutes.
 #[derive(Clone, Copy)]
-enum Phase {
+enum TrafficPhase {
     /// So many of its requests miss.
     Missing(f64, u64),
     /// Few requests come, and all of them miss: so many a minute.
@@ -177,15 +177,17 @@ impl Stories<'_> {
     }
 
     /// The pair of counters of a class on one gateway.
-    fn pair(&self, class: &str, instance: &str, length: &str, phases: &[Phase]) -> [InputSeries; 2] {
+    fn pair(&self, class: &str, instance: &str, length: &str, phases: &[TrafficPhase]) -> [InputSeries; 2] {
         let (mut judged, mut met) = (CounterValues::new(), CounterValues::new());
         for phase in phases {
             (judged, met) = match *phase {
-                Phase::Missing(share, steps) => (judged.grow(RATE, steps), met.grow(RATE * (1.0 - share), steps)),
-                Phase::Sparse(growth, steps) => (judged.grow(growth, steps), met.grow(0.0, steps)),
-                Phase::Idle(steps) => (judged.grow(0.0, steps), met.grow(0.0, steps)),
-                Phase::Reset => (judged.reset(), met.reset()),
-                Phase::Absent(steps) => (judged.absent(steps), met.absent(steps)),
+                TrafficPhase::Missing(share, steps) => {
+                    (judged.grow(RATE, steps), met.grow(RATE * (1.0 - share), steps))
+                }
+                TrafficPhase::Sparse(growth, steps) => (judged.grow(growth, steps), met.grow(0.0, steps)),
+                TrafficPhase::Idle(steps) => (judged.grow(0.0, steps), met.grow(0.0, steps)),
+                TrafficPhase::Reset => (judged.reset(), met.reset()),
+                TrafficPhase::Absent(steps) => (judged.absent(steps), met.absent(steps)),
             };
         }
         let labels = [("class", class), ("length", length), ("pool", "p"), ("model", "m"), ("instance", instance)];
@@ -193,7 +195,7 @@ impl Stories<'_> {
     }
 
     /// All classes on one gateway, each as `phases` says.
-    fn all(&self, phases: impl Fn(&ClassSlo) -> Vec<Phase>) -> Vec<InputSeries> {
+    fn all(&self, phases: impl Fn(&ClassSlo) -> Vec<TrafficPhase>) -> Vec<InputSeries> {
         let classes = self.policy.classes.iter();
         classes.flat_map(|slo| self.pair(slo.class.as_str(), "a:9090", "short", &phases(slo))).collect()
     }
@@ -238,7 +240,11 @@ impl Stories<'_> {
     fn bad_hour(&self) -> Option<PromtoolTest> {
         let (begins, ends, over) = (2 * HOUR, 3 * HOUR, 5 * HOUR);
         let input = self.all(|_| {
-            vec![Phase::Missing(0.0, begins), Phase::Missing(1.0, HOUR), Phase::Missing(0.0, over - ends + 1)]
+            vec![
+                TrafficPhase::Missing(0.0, begins),
+                TrafficPhase::Missing(1.0, HOUR),
+                TrafficPhase::Missing(0.0, over - ends + 1),
+            ]
         });
         let mut checks = Vec::new();
         for slo in self.with_budget() {
@@ -258,14 +264,14 @@ impl Stories<'_> {
 
     /// A week in which each class misses exactly what it may.
     fn good_week(&self) -> Option<PromtoolTest> {
-        let input = self.all(|slo| vec![Phase::Missing(slo.budget(), 7 * DAY + 1)]);
+        let input = self.all(|slo| vec![TrafficPhase::Missing(slo.budget(), 7 * DAY + 1)]);
         let checks = vec![self.never_fired(7 * DAY, "")];
         Some(self.story("a week that keeps its promise exactly makes no alert", input, checks))
     }
 
     /// A class that is new, and whose first minutes miss: its ranges are only as long as it is old.
     fn new_class(&self) -> Option<PromtoolTest> {
-        let input = self.all(|_| vec![Phase::Missing(1.0, 7), Phase::Missing(0.0, 2 * HOUR)]);
+        let input = self.all(|_| vec![TrafficPhase::Missing(1.0, 7), TrafficPhase::Missing(0.0, 2 * HOUR)]);
         let late = |tier: &BurnAlert| tier.seen_before() >= Duration::from_secs(8 * 60);
         let mut checks = Vec::new();
         for slo in self.with_budget() {
@@ -290,8 +296,10 @@ impl Stories<'_> {
             let lowest = self.tiers(slo).iter().map(|tier| tier.miss_ratio).fold(1.0, f64::min);
             // So few that their share stays below every threshold even of the time since the story began.
             let share = if slo.budget() > 0.0 { (lowest * at as f64 / 2.0).min(1.0) } else { 0.0 };
-            let (old, new) =
-                ([Phase::Missing(0.0, at)], [Phase::Absent(at), Phase::Missing(share, 2), Phase::Missing(0.0, HOUR)]);
+            let (old, new) = (
+                [TrafficPhase::Missing(0.0, at)],
+                [TrafficPhase::Absent(at), TrafficPhase::Missing(share, 2), TrafficPhase::Missing(0.0, HOUR)],
+            );
             for (instance, phases) in [("a:9090", &old[..]), ("b:9090", &old), ("c:9090", &new), ("d:9090", &new)] {
                 input.extend(self.pair(slo.class.as_str(), instance, "short", phases));
             }
@@ -304,16 +312,20 @@ impl Stories<'_> {
     fn counter_resets(&self) -> Option<PromtoolTest> {
         let good = self.all(|_| {
             vec![
-                Phase::Missing(0.0, HOUR),
-                Phase::Reset,
-                Phase::Missing(0.0, 7),
-                Phase::Reset,
-                Phase::Missing(0.0, HOUR),
+                TrafficPhase::Missing(0.0, HOUR),
+                TrafficPhase::Reset,
+                TrafficPhase::Missing(0.0, 7),
+                TrafficPhase::Reset,
+                TrafficPhase::Missing(0.0, HOUR),
             ]
         });
         let bad = |instance: &str, class: &str| {
-            let phases =
-                [Phase::Missing(0.0, 2 * HOUR), Phase::Missing(1.0, 20), Phase::Reset, Phase::Missing(1.0, 20)];
+            let phases = [
+                TrafficPhase::Missing(0.0, 2 * HOUR),
+                TrafficPhase::Missing(1.0, 20),
+                TrafficPhase::Reset,
+                TrafficPhase::Missing(1.0, 20),
+            ];
             self.pair(class, instance, "short", &phases)
         };
         let Some(slo) = self.with_budget().next() else {
@@ -321,7 +333,7 @@ impl Stories<'_> {
         };
         let mut input = bad("a:9090", slo.class.as_str()).to_vec();
         for other in self.policy.classes.iter().filter(|other| other.class != slo.class) {
-            let calm = [Phase::Missing(0.0, HOUR), Phase::Reset, Phase::Missing(0.0, 2 * HOUR)];
+            let calm = [TrafficPhase::Missing(0.0, HOUR), TrafficPhase::Reset, TrafficPhase::Missing(0.0, 2 * HOUR)];
             input.extend(self.pair(other.class.as_str(), "a:9090", "short", &calm));
         }
         let mut checks = vec![self.fires(2 * HOUR + 35, &self.pages_of(slo.class.as_str()))];
@@ -335,7 +347,7 @@ impl Stories<'_> {
         let slo = self.with_budget().next()?;
         let mut input = self.all(|other| {
             let share = if other.class == slo.class { 1.0 } else { 0.0 };
-            vec![Phase::Missing(share, 2 * HOUR)]
+            vec![TrafficPhase::Missing(share, 2 * HOUR)]
         });
         input.retain(|series| {
             let of_class = series.series.contains(&format!("class=\"{}\"", slo.class));
@@ -350,7 +362,7 @@ impl Stories<'_> {
         let needs = |slo: &ClassSlo| self.tiers(slo).iter().map(|tier| tier.min_requests).min().unwrap_or(2);
         let input = self.all(|slo| {
             let few = needs(slo).saturating_sub(1).min(3) as f64;
-            vec![Phase::Idle(2 * HOUR), Phase::Sparse(few, 1), Phase::Idle(HOUR)]
+            vec![TrafficPhase::Idle(2 * HOUR), TrafficPhase::Sparse(few, 1), TrafficPhase::Idle(HOUR)]
         });
         let checks = vec![self.never_fired(3 * HOUR, "alertname=\"GoodputErrorBudgetBurn\"")];
         Some(self.story("a few requests that all miss do not page", input, checks))
@@ -369,7 +381,7 @@ impl Stories<'_> {
     /// Requests pile up that are broken already, and nothing ends.
     fn a_pool_hangs(&self) -> Option<PromtoolTest> {
         let at = HOUR;
-        let mut input = self.all(|_| vec![Phase::Missing(0.0, at), Phase::Idle(HOUR)]);
+        let mut input = self.all(|_| vec![TrafficPhase::Missing(0.0, at), TrafficPhase::Idle(HOUR)]);
         let mut checks = Vec::new();
         for slo in &self.policy.classes {
             let (class, gauge) = (slo.class.as_str(), format!("0x{} {RATE}+{RATE}x20 0x{HOUR}", at - 1));
@@ -384,7 +396,7 @@ impl Stories<'_> {
 
     fn a_queue_grows(&self) -> Option<PromtoolTest> {
         let (at, mut checks) = (HOUR, Vec::new());
-        let mut input = self.all(|_| vec![Phase::Missing(0.0, 2 * HOUR)]);
+        let mut input = self.all(|_| vec![TrafficPhase::Missing(0.0, 2 * HOUR)]);
         for slo in self.policy.classes.iter().filter(|slo| slo.wait_limit.is_some()) {
             let class = slo.class.as_str();
             let limit = slo.wait_limit.unwrap_or_default().as_secs_f64();
@@ -407,7 +419,7 @@ impl Stories<'_> {
         let strictest = self.policy.classes.iter().filter(|slo| slo.pools.iter().any(|own| own.as_str() == pool));
         let limit = strictest.filter_map(|slo| slo.wait_limit).min()?.as_secs_f64();
         let class = self.policy.classes.first()?.class.as_str();
-        let mut input = self.all(|_| vec![Phase::Missing(0.0, HOUR)]);
+        let mut input = self.all(|_| vec![TrafficPhase::Missing(0.0, HOUR)]);
         // Two gateways tell of the same two engines.
         for instance in ["a:9090", "b:9090"] {
             for engine in ["e:1", "e:2"] {
@@ -429,7 +441,7 @@ impl Stories<'_> {
         let slo = self.with_budget().next()?;
         let class = slo.class.as_str();
         let at = DAY + 2 * HOUR;
-        let mut input = self.all(|_| vec![Phase::Missing(0.0, at)]);
+        let mut input = self.all(|_| vec![TrafficPhase::Missing(0.0, at)]);
         let shares = |metric: &str, labels: &[(&str, &str)], before: f64, after: f64| {
             let own = [("class", class), ("pool", "p"), ("instance", "a:9090")];
             let labels: Vec<(&str, &str)> = own.into_iter().chain(labels.iter().copied()).collect();
@@ -460,7 +472,7 @@ impl Stories<'_> {
     fn drift(&self) -> Option<PromtoolTest> {
         let slo = self.policy.classes.iter().find(|slo| slo.assumes_workload)?;
         let class = slo.class.as_str();
-        let mut input = self.all(|_| vec![Phase::Missing(0.0, 2 * HOUR)]);
+        let mut input = self.all(|_| vec![TrafficPhase::Missing(0.0, 2 * HOUR)]);
         let mut push = |direction: &str, percentile: &str, value: f64| {
             let labels =
                 [("class", class), ("direction", direction), ("percentile", percentile), ("instance", "a:9090")];
@@ -475,7 +487,7 @@ impl Stories<'_> {
     }
 
     fn health(&self) -> Option<PromtoolTest> {
-        let mut input = self.all(|_| vec![Phase::Missing(0.0, HOUR)]);
+        let mut input = self.all(|_| vec![TrafficPhase::Missing(0.0, HOUR)]);
         input.push(self.series("goodput_config_last_reload_successful", &[("instance", "a:9090")], "1x20 0x40"));
         input.push(self.series("goodput_config_last_reload_successful", &[("instance", "b:9090")], "1x60"));
         input.push(self.series("goodput_build_info", &[("instance", "a:9090"), ("version", "1")], "1x60"));
@@ -512,12 +524,12 @@ impl Stories<'_> {
 
     /// The class `drill` pages by itself, and belongs to nothing else.
     fn drill(&self) -> Option<PromtoolTest> {
-        let mut input = self.all(|_| vec![Phase::Missing(0.0, 2 * HOUR)]);
+        let mut input = self.all(|_| vec![TrafficPhase::Missing(0.0, 2 * HOUR)]);
         input.extend(self.pair(
             "drill",
             "a:9090",
             "unknown",
-            &[Phase::Idle(HOUR), Phase::Sparse(20.0, 1), Phase::Idle(HOUR)],
+            &[TrafficPhase::Idle(HOUR), TrafficPhase::Sparse(20.0, 1), TrafficPhase::Idle(HOUR)],
         ));
         let checks = vec![
             self.firing(HOUR, "", 0),
@@ -537,10 +549,10 @@ impl Stories<'_> {
         let class = slo.class.as_str();
         let day = self.tiers(slo).into_iter().find(|tier| tier.tier == super::BurnTier::Day)?;
         let minutes = day.long.as_secs() / 60 + 2 * HOUR;
-        let mut input = self.all(|_| vec![Phase::Missing(0.0, minutes)]);
+        let mut input = self.all(|_| vec![TrafficPhase::Missing(0.0, minutes)]);
         let enough = min_requests(slo.budget(), day.miss_ratio) as f64 * 2.0;
         let rate = (enough / (day.long.as_secs_f64() / 60.0)).min(RATE / 100.0);
-        input.extend(self.pair(class, "a:9090", "long", &[Phase::Sparse(rate, minutes)]));
+        input.extend(self.pair(class, "a:9090", "long", &[TrafficPhase::Sparse(rate, minutes)]));
         let checks = vec![
             self.firing(
                 minutes,

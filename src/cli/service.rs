@@ -15,14 +15,19 @@ use tower::ServiceExt;
 use crate::accept::settings::{Listen, Shutdown};
 use crate::accept::{ConnectionServer, Drain, DrainPhase, ListenError, Listener};
 use crate::admin::status::{EngineStatus, GatewayStatus};
-use crate::admin::{self, Access, AdminView, BurnRate, ClassStanding, Degradation, DrainOrder, Hosts};
+use crate::admin::{
+    self, Access, AdminView, BurnRate, ClassStanding, Degradation, DrainOrder, DriftStanding, Hosts, LengthStanding,
+};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::watch::{LoadError, Reload, Reloader, RestartKeys, SettingsFile, watch};
 use crate::dial::{Dial, Sockets};
 use crate::gateway::{Gateway, GatewayDeps, LevelView, OverrideError};
-use crate::record::settings::AccessLog;
-use crate::record::{self, Format, HistorySpan, RecordSinks, Recorder, access};
+use crate::record::burn::WindowCount;
+use crate::record::settings::{AccessLog, SloStateSettings};
+use crate::record::{
+    self, Format, HistorySpan, LengthStatus, RecordSinks, Recorder, SloStatus, StateFile, StateLoad, WorkloadDrift, access,
+};
 use crate::route::probe::Probes;
 use crate::route::{DrainError, Unlisted};
 use crate::units::seconds_up;
@@ -52,6 +57,7 @@ pub struct Service {
     shutdown: Shutdown,
     source: Option<SettingsFile>,
     writers: Vec<JoinHandle<()>>,
+    state: Option<StateSaver>,
 }
 
 impl Service {
@@ -76,6 +82,7 @@ impl Service {
         let (sinks, writers) = sinks(&settings, clock);
         let dial: Arc<dyn Dial> = Arc::new(Sockets::new());
         let recorder = Recorder::with_sinks(clock, sinks);
+        let state = settings.slo_state.as_ref().map(|state| restore(state, &recorder));
         let listener = listener.counting(recorder.doorstep().clone());
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
         let materials = GatewayDeps { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
@@ -83,7 +90,7 @@ impl Service {
         gateway.recorder.reloaded(true);
         let probes = Arc::new(Probes::new(Arc::clone(&gateway.fleet), dial, clock, rand::random()));
         probes.follow(&pools);
-        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers })
+        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state })
     }
 
     /// Where clients are served: with the port that the system chose, if it was asked to.
@@ -134,12 +141,15 @@ impl Service {
     /// their end within the drain limit. Told once more, it does not wait for that: what is open
     /// is ended in band.
     pub async fn run(self, told: impl AsyncFnMut()) {
-        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers } = self;
+        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state } = self;
         let mut tasks = BackgroundTasks::default();
         tasks.spawn("seats and levels", gateway.clone().keep_seats());
         tasks.spawn("history", gateway.recorder.clone().keep_history());
         tasks.spawn("lists of models", tell_of_models(clock, gateway.clone()));
         tasks.spawn("books", gateway.clone().keep_books());
+        if let Some(state) = state.clone() {
+            tasks.spawn("slo state", state.keep_saved(gateway.recorder.clone(), clock));
+        }
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn("sweeper", async move { sweeping.keep_swept().await });
         let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
@@ -149,7 +159,7 @@ impl Service {
             tasks.spawn("admin port", listener.serve(router.map_request(Request::from)));
         }
         let lost = serve_and_leave(clock, &gateway, listener, &drain, &shutdown, &mut tasks, told).await;
-        last_words(clock, gateway, tasks, writers).await;
+        last_words(clock, gateway, tasks, writers, state).await;
         if let Some(panic) = lost.and_then(|lost| lost.panic) {
             std::panic::resume_unwind(panic);
         }
@@ -306,8 +316,72 @@ async fn serve_and_leave(
     lost
 }
 
+/// Saves the counts of classes, where the settings name a file for them.
+#[derive(Clone, Debug)]
+struct StateSaver {
+    file: StateFile,
+    every: Duration,
+    /// A file of somebody else's stays as it is.
+    may_save: bool,
+}
+
+/// Takes in the counts of the process before. Blocks: nothing is served yet.
+fn restore(settings: &SloStateSettings, recorder: &Recorder) -> StateSaver {
+    let file = StateFile::at(settings.path.clone());
+    let load = file.load();
+    let (result, may_save) = (load.as_str(), load.may_be_replaced());
+    let path = file.path().display();
+    match &load {
+        StateLoad::Restored(_) | StateLoad::Absent => {
+            tracing::info!(%path, result, "counts of classes outlive the process")
+        }
+        StateLoad::Torn => tracing::warn!(%path, result, "the file of counts is not whole: windows begin anew"),
+        StateLoad::OtherVersion | StateLoad::Foreign => tracing::error!(
+            %path, result,
+            "this is no file of counts that this version reads; it stays as it is and nothing is saved: name another path (telemetry.slo_state.path)"
+        ),
+        StateLoad::Unreadable(error) => tracing::error!(
+            %path, result, %error,
+            "the file of counts cannot be read; it stays as it is and nothing is saved"
+        ),
+    }
+    recorder.keep_counts(load);
+    StateSaver { file, every: settings.every, may_save }
+}
+
+impl StateSaver {
+    /// Saves again and again. Never ends.
+    async fn keep_saved(self, recorder: Recorder, clock: Clock) {
+        loop {
+            clock.sleep_until(Some(clock.now() + self.every)).await;
+            self.save(&recorder).await;
+        }
+    }
+
+    async fn save(&self, recorder: &Recorder) {
+        if !self.may_save {
+            return;
+        }
+        let (file, state) = (self.file.clone(), recorder.slo_state());
+        // A disk may take its time, and threads that relay have none.
+        let saved = tokio::task::spawn_blocking(move || file.save(&state)).await;
+        let saved = saved.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+        recorder.state_saved(saved.is_ok());
+        if let Err(error) = saved {
+            let path = self.file.path().display();
+            tracing::warn!(%path, %error, "the counts of classes could not be saved");
+        }
+    }
+}
+
 /// Every visit has ended before the process does, and every line is out.
-async fn last_words(clock: Clock, gateway: Gateway, mut tasks: BackgroundTasks, writers: Vec<JoinHandle<()>>) {
+async fn last_words(
+    clock: Clock,
+    gateway: Gateway,
+    mut tasks: BackgroundTasks,
+    writers: Vec<JoinHandle<()>>,
+    state: Option<StateSaver>,
+) {
     tokio::select! {
         () = gateway.recorder.emptied() => {}
         () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {
@@ -316,6 +390,9 @@ async fn last_words(clock: Clock, gateway: Gateway, mut tasks: BackgroundTasks, 
     }
     gateway.leave_books().await;
     tasks.set.shutdown().await;
+    if let Some(state) = state {
+        state.save(&gateway.recorder).await;
+    }
     // With the last recorder goes the last sender of records.
     drop(gateway);
     // Writers end once what was handed over is out; a blocked output must not hold us.
@@ -467,7 +544,26 @@ impl AdminView for ServiceView {
 /// How each class stands, as the operators' port writes it.
 pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
     let levels = gateway.level_views();
-    let standing = |standing: crate::record::SloStatus| ClassStanding {
+    let burn_rate = |(span, rate): &(WindowCount, f64)| BurnRate {
+        window_seconds: span.window.as_secs(),
+        covered_seconds: span.covered.as_secs(),
+        rate: *rate,
+    };
+    let length = |length: &LengthStatus| LengthStanding {
+        length: length.length.as_str(),
+        met: length.own.count.met,
+        total: length.own.count.judged,
+        attainment: length.own.count.attainment(),
+        budget_remaining: length.budget_left,
+        burn_rate: length.burn.iter().map(burn_rate).collect(),
+    };
+    let drift = |drift: &WorkloadDrift| DriftStanding {
+        direction: drift.direction,
+        percentile: drift.percentile,
+        ratio: drift.ratio,
+        advice: drift.advice(),
+    };
+    let standing = |standing: SloStatus| ClassStanding {
         class: standing.class.to_string(),
         window_seconds: standing.own.window.as_secs(),
         covered_seconds: standing.own.covered.as_secs(),
@@ -476,15 +572,10 @@ pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
         total: standing.own.count.judged,
         attainment: standing.own.count.attainment(),
         budget_remaining: standing.budget_left,
-        burn_rate: standing
-            .burn
-            .iter()
-            .map(|(span, rate)| BurnRate {
-                window_seconds: span.window.as_secs(),
-                covered_seconds: span.covered.as_secs(),
-                rate: *rate,
-            })
-            .collect(),
+        since_unix_seconds: standing.since,
+        burn_rate: standing.burn.iter().map(burn_rate).collect(),
+        lengths: standing.lengths.iter().map(length).collect(),
+        workload_drift: standing.drifts.iter().map(drift).collect(),
         in_flight: standing.in_flight,
         waiting: standing.waiting,
         overdue: standing.overdue,

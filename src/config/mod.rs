@@ -36,7 +36,7 @@ use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
-use crate::record::settings::{AccessLog, JournalSettings, MetricLabels};
+use crate::record::settings::{AccessLog, JournalSettings, MetricLabels, SloStateSettings};
 use crate::route::Routes;
 use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
@@ -83,6 +83,8 @@ pub struct Settings {
     pub access_log: AccessLog,
     /// The journal, if one is kept.
     pub journal: Option<JournalSettings>,
+    /// The file in which the counts of classes outlive the process, if any.
+    pub slo_state: Option<SloStateSettings>,
     /// By which labels the metrics of requests are told apart.
     pub labels: MetricLabels,
     /// Hash of the file and every file it refers to.
@@ -216,6 +218,9 @@ impl Settings {
         }
         if self.journal != other.journal {
             found.push("telemetry.journal");
+        }
+        if self.slo_state != other.slo_state {
+            found.push("telemetry.slo_state");
         }
         found
     }

@@ -552,6 +552,8 @@ block! {
         may drop_labels: OneOrMany<Located<EnumWord<RequestLabel>>>,
         /// Whether histograms have the label `model` too. Default: false.
         may histograms_by_model: Located<bool>,
+        /// The file in which the counts of classes outlive the process. Default: none; windows begin with the process.
+        may slo_state: SloState,
         /// Export of spans.
         may otlp: Unimplemented,
         /// The journal: one line in a file for each finished request, with lengths and times, without content.
@@ -638,6 +640,14 @@ pub(super) struct LimitKeys<'r> {
     pub output_tokens: [&'r Option<Located<u64>>; 2],
     pub requests: [&'r Option<Located<u64>>; 2],
     pub concurrent: &'r Option<Located<u64>>,
+
+    /// The file in which the counts of classes outlive the process.
+    SloState {
+        /// The file; its folder must be there. Each gateway needs one of its own.
+        must path: Located<String>,
+        /// How often it is saved. Default: 1m.
+        may every: Located<Duration>,
+    }
 }
 
 /// What `when.header` says about one header.

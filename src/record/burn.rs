@@ -14,10 +14,13 @@ mod tenants;
 use std::ops::Range;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::Tick;
 use tenants::Tenants;
 
 const SLOTS: usize = 120;
+const NANOS: u64 = 1_000_000_000;
 
 /// Windows of every class beside its own, as alert rules use them.
 const COMMON: [Duration; 5] = [
@@ -67,12 +70,31 @@ struct BurnSlot {
     count: JudgedCount,
 }
 
+/// What was counted, in a form that outlives the process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BurnState {
+    /// Each window.
+    windows: Vec<WindowState>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct WindowState {
+    /// Its length in seconds.
+    window: u64,
+    /// Unix time in seconds from which on it was counted.
+    since: u64,
+    /// Slots in which anything was judged: number from the epoch, met, judged.
+    slots: Vec<(u64, u64, u64)>,
+}
+
 #[derive(Debug)]
 struct Ring {
     window: Duration,
-    /// Start of counting.
-    since: Tick,
-    /// Length of a slot.
+    /// Unix time at the tick 0, in nanoseconds.
+    epoch: u64,
+    /// Counting began: nanoseconds since the epoch of the slots' numbers.
+    since: u64,
+    /// The length of a slot.
     slot_nanos: u64,
     slots: Box<[BurnSlot]>,
     /// The current slot, and the moments that belong to it.
@@ -81,16 +103,43 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(window: Duration, since: Tick) -> Self {
+    fn new(window: Duration, since: Tick, epoch: u64) -> Self {
         let slot_nanos = u64::try_from(window.as_nanos() / SLOTS as u128).unwrap_or(u64::MAX).max(1);
-        Ring {
-            window,
-            since,
-            slot_nanos,
-            slots: vec![BurnSlot::default(); SLOTS].into(),
-            present: 0,
-            span: 0..slot_nanos,
+        let slots = vec![BurnSlot::default(); SLOTS].into();
+        let since_epoch = since.as_nanos().saturating_add(epoch);
+        let mut ring = Ring { window, epoch, since: since_epoch, slot_nanos, slots, present: 0, span: 0..0 };
+        ring.turn_to(since);
+        ring
+    }
+
+    /// The number of the slot that this moment belongs into.
+    fn number_at(&self, at: Tick) -> u64 {
+        at.as_nanos().saturating_add(self.epoch) / self.slot_nanos
+    }
+
+    fn state(&self) -> WindowState {
+        let counted = self.slots.iter().filter(|slot| slot.count.judged > 0);
+        WindowState {
+            window: self.window.as_secs(),
+            since: self.since / NANOS,
+            slots: counted.map(|slot| (slot.number, slot.count.met, slot.count.judged)).collect(),
         }
+    }
+
+    /// Takes in what a process before has counted. Numbers that the window no longer covers, or not yet, are left out.
+    fn restore(&mut self, state: &WindowState, at: Tick) {
+        let newest = self.number_at(at);
+        for &(number, met, judged) in &state.slots {
+            let slot = &mut self.slots[(number % SLOTS as u64) as usize];
+            let is_sound = met <= judged && judged < u64::MAX / SLOTS as u64;
+            if is_sound && number <= newest && number + SLOTS as u64 > newest && slot.number <= number {
+                if slot.number < number {
+                    *slot = BurnSlot { number, count: JudgedCount::default() };
+                }
+                slot.count.add(JudgedCount { met, judged });
+            }
+        }
+        self.since = self.since.min(state.since.saturating_mul(NANOS));
     }
 
     /// Makes the slot of this moment the current one.
@@ -98,10 +147,11 @@ impl Ring {
         if self.span.contains(&at.as_nanos()) {
             return;
         }
-        let number = at.as_nanos() / self.slot_nanos;
+        let number = self.number_at(at);
         self.present = (number % SLOTS as u64) as usize;
         let begins = number * self.slot_nanos;
-        self.span = begins..begins.saturating_add(self.slot_nanos);
+        let tick = |nanos: u64| nanos.saturating_sub(self.epoch);
+        self.span = tick(begins)..tick(begins.saturating_add(self.slot_nanos));
         let slot = &mut self.slots[self.present];
         if slot.number < number {
             *slot = BurnSlot { number, count: JudgedCount::default() };
@@ -114,7 +164,7 @@ impl Ring {
 
     /// The slots covered at `at`; `fresh` is part of the current one.
     fn live(&self, fresh: JudgedCount, at: Tick) -> impl Iterator<Item = BurnSlot> {
-        let newest = at.as_nanos() / self.slot_nanos;
+        let newest = self.number_at(at);
         let slots = self.slots.iter().copied().enumerate().map(move |(place, mut slot)| {
             if place == self.present {
                 slot.count.add(fresh);
@@ -133,7 +183,7 @@ impl Ring {
     fn span(&self, fresh: JudgedCount, at: Tick) -> WindowCount {
         WindowCount {
             window: self.window,
-            covered: at.since(self.since).min(self.window),
+            covered: Duration::from_nanos((at.as_nanos() + self.epoch).saturating_sub(self.since)).min(self.window),
             count: self.count(fresh, at),
         }
     }
@@ -165,6 +215,8 @@ impl WindowCount {
 #[derive(Debug)]
 pub struct Burn {
     target: f64,
+    /// Unix time at the tick 0, in nanoseconds; 0 where nothing is to outlive the process.
+    epoch: u64,
     rings: Vec<Ring>,
     /// Requests since the last slot change. Added to every ring at the next change, so that a request is
     /// counted once rather than in each ring.
@@ -180,15 +232,40 @@ impl Burn {
     /// A class with `target` over `window`, counted from `since`.
     #[must_use]
     pub fn new(target: f64, window: Duration, since: Tick) -> Self {
+        Burn::at_epoch(target, window, since, Duration::ZERO)
+    }
+
+    /// The same where counts outlive the process: `epoch` is the Unix time at the tick 0.
+    #[must_use]
+    pub fn at_epoch(target: f64, window: Duration, since: Tick, epoch: Duration) -> Self {
+        let epoch = u64::try_from(epoch.as_nanos()).unwrap_or_default();
         let all = COMMON.into_iter().chain([window]);
-        let rings = all.map(|length| Ring::new(length, since)).collect();
+        let rings = all.map(|length| Ring::new(length, since, epoch)).collect();
         Burn {
             target,
+            epoch,
             rings,
             fresh: JudgedCount::default(),
             stretch: 0..0,
-            served: Ring::new(PRESSURE, since),
+            served: Ring::new(PRESSURE, since, epoch),
             tenants: Tenants::default(),
+        }
+    }
+
+    /// What was counted so far, over every window.
+    pub fn state(&mut self) -> BurnState {
+        self.settle();
+        BurnState { windows: self.rings.iter().map(Ring::state).collect() }
+    }
+
+    /// Takes in what a process before has counted, for the windows that both have.
+    pub fn restore(&mut self, state: &BurnState, at: Tick) {
+        self.settle();
+        for ring in &mut self.rings {
+            let same = state.windows.iter().find(|window| window.window == ring.window.as_secs());
+            if let Some(same) = same {
+                ring.restore(same, at);
+            }
         }
     }
 
@@ -198,7 +275,7 @@ impl Burn {
         self.settle();
         let own = self.rings.last_mut().expect("a class has its own window");
         if own.window != window {
-            *own = Ring::new(window, at);
+            *own = Ring::new(window, at, self.epoch);
         }
     }
 
@@ -285,7 +362,7 @@ impl Burn {
     #[must_use]
     pub fn good_rate(&self, at: Tick) -> f64 {
         let ring = &self.rings[RATE_WINDOW];
-        let present = at.as_nanos() / ring.slot_nanos;
+        let present = ring.number_at(at);
         let seconds = ring.slot_nanos as f64 / 1e9;
         let good = |slot: &BurnSlot| slot.count.attainment().is_some_and(|met| met >= self.target);
         let complete = ring.live(self.fresh, at).filter(|slot| slot.number < present).filter(good);
@@ -385,6 +462,64 @@ mod tests {
         assert_eq!(count_of(&burn, "5m", later), JudgedCount::default());
         assert_eq!(count_of(&burn, "30m", later), JudgedCount { met: 0, judged: 1 });
         assert_eq!(count_of(&burn, "28d", later), JudgedCount { met: 0, judged: 1 });
+    }
+
+    /// A process of which ten minutes were good and ten bad ends; another one begins an hour later.
+    #[test]
+    fn what_a_process_before_counted_is_restored_where_it_was() {
+        let unix = Duration::from_secs(1_800_000_000);
+        let mut before = Burn::at_epoch(0.9, 28 * DAY, Tick::ZERO, unix);
+        (0..20 * 60).for_each(|second| before.note(second < 600, seconds(second)));
+        let state = before.state();
+        let later = unix + Duration::from_secs(80 * 60);
+        let mut after = Burn::at_epoch(0.9, 28 * DAY, Tick::ZERO, later);
+        after.restore(&state, Tick::ZERO);
+        let both = JudgedCount { met: 600, judged: 1200 };
+        for (window, count) in
+            [("5m", JudgedCount::default()), ("1h", JudgedCount::default()), ("6h", both), ("28d", both)]
+        {
+            assert_eq!(count_of(&after, window, seconds(1)), count, "{window}");
+        }
+        assert!((after.budget_left(seconds(1)) + 4.0).abs() < 1e-9);
+        assert_eq!(after.own(seconds(60)).covered, Duration::from_secs(81 * 60), "since the first of them began");
+        after.note(true, seconds(2));
+        assert_eq!(count_of(&after, "28d", seconds(3)), JudgedCount { met: 601, judged: 1201 });
+        assert_eq!(after.state(), {
+            after.restore(&BurnState::default(), seconds(3));
+            after.state()
+        });
+    }
+
+    #[test]
+    fn a_restart_within_a_slot_adds_up_and_shifts_nothing() {
+        let unix = Duration::from_secs(1_800_000_000);
+        let mut state = BurnState::default();
+        for process in 0..100 {
+            let mut burn = Burn::at_epoch(0.9, 28 * DAY, Tick::ZERO, unix + Duration::from_secs(60 * process));
+            burn.restore(&state, Tick::ZERO);
+            burn.note(true, seconds(1));
+            burn.note(false, seconds(2));
+            state = burn.state();
+        }
+        let mut last = Burn::at_epoch(0.9, 28 * DAY, Tick::ZERO, unix + Duration::from_secs(6000));
+        last.restore(&state, Tick::ZERO);
+        assert_eq!(count_of(&last, "28d", Tick::ZERO), JudgedCount { met: 100, judged: 200 });
+        assert_eq!(count_of(&last, "5m", Tick::ZERO).judged, 8, "of the last five minutes");
+        assert_eq!(last.own(Tick::ZERO).covered, Duration::from_secs(6000));
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_left_out_and_another_window_begins_anew() {
+        let unix = Duration::from_secs(1_800_000_000);
+        let number = |days: u64| (unix.as_secs() + days * 24 * 60 * 60) * 120 / (28 * 24 * 60 * 60);
+        let slots = vec![(number(0), 5, 4), (number(40), 1, 1), (u64::MAX - 200, 1, 1), (number(0) - 500, 1, 1)];
+        let state = BurnState { windows: vec![WindowState { window: 28 * 24 * 60 * 60, since: 0, slots }] };
+        let mut burn = Burn::at_epoch(0.9, 28 * DAY, Tick::ZERO, unix);
+        burn.restore(&state, Tick::ZERO);
+        assert_eq!(count_of(&burn, "28d", seconds(1)).judged, 0);
+        let mut other = Burn::at_epoch(0.9, 30 * DAY, Tick::ZERO, unix);
+        other.restore(&state, Tick::ZERO);
+        assert_eq!(other.own(seconds(1)).covered, Duration::from_secs(1));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 use crate::judge::Quantiles;
-use crate::units::{ClassId, PoolId, Tick};
+use crate::units::{ClassId, LengthBucket, PoolId, Tick};
 
 use super::drift::LengthHistogram;
 use super::engines::EngineReport;
@@ -134,6 +134,8 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
     let series: Vec<(&ClassId, &Arc<ClassSeries>)> =
         table.current.iter().filter_map(|class| Some((class, table.class(class)?))).collect();
     let (mut attainment, mut rate, mut budget, mut good, mut drift) = <(Rows, Rows, Rows, Rows, Rows)>::default();
+    let (mut length_attainment, mut length_rate, mut length_budget) = <(Rows, Rows, Rows)>::default();
+    let by_length = !recorder.metrics.drops(RequestLabel::Length);
     let mut covered = Rows::new();
     for (class, series) in series {
         let memory = &mut *series.memory.lock();
@@ -143,6 +145,19 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
             rate.push((labels.clone(), memory.burn.rate(span.count)));
             covered.push((labels.clone(), span.covered.as_secs_f64()));
             attainment.extend(span.count.attainment().map(|share| (labels, share)));
+        }
+        for (length, burn) in LengthBucket::ALL.iter().zip(&memory.lengths).filter(|_| by_length) {
+            let of = || vec![name(), ("length", length.as_str().to_owned())];
+            for span in burn.spans(at) {
+                // Lengths that do not come have no series.
+                let Some(share) = span.count.attainment() else { continue };
+                let labels = [of(), vec![("window", span.name())]].concat();
+                length_attainment.push((labels.clone(), share));
+                length_rate.push((labels, burn.rate(span.count)));
+            }
+            if burn.own(at).count.judged > 0 {
+                length_budget.push((of(), burn.budget_left(at)));
+            }
         }
         budget.push((vec![name()], memory.burn.budget_left(at)));
         good.push((vec![name()], memory.burn.good_rate(at)));
@@ -172,6 +187,21 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
         "Share of the budget of misses left over what is counted of the class's window; negative where overdrawn",
         budget,
     )?;
+    page.gauges(
+        "goodput_slo_length_attainment",
+        "goodput_slo_attainment of one prompt length; absent where none was judged",
+        length_attainment,
+    )?;
+    page.gauges(
+        "goodput_slo_length_burn_rate",
+        "goodput_slo_burn_rate of one prompt length; absent where none was judged",
+        length_rate,
+    )?;
+    page.gauges(
+        "goodput_slo_length_budget_remaining",
+        "goodput_slo_budget_remaining of one prompt length; absent where none was judged",
+        length_budget,
+    )?;
     page.gauges("goodput_rate", "Highest rate of judged requests per second over 30 s stretches of the last hour with attainment at or above target", good)?;
     page.gauges(
         "goodput_workload_drift",
@@ -181,9 +211,14 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
 }
 
 /// Observed over assumed length, for each assumed quantile.
-fn drifts(series: &ClassSeries, memory: &mut ClassState, at: Tick, tell: &mut dyn FnMut(&str, &str, f64)) {
+pub(super) fn drifts(
+    series: &ClassSeries,
+    memory: &mut ClassState,
+    at: Tick,
+    tell: &mut dyn FnMut(&'static str, &'static str, f64),
+) {
     let Some(assumed) = series.promise.assumed else { return };
-    let mut one = |direction: &str, lengths: &mut LengthHistogram, assumed: Option<Quantiles>| {
+    let mut one = |direction: &'static str, lengths: &mut LengthHistogram, assumed: Option<Quantiles>| {
         let Some(Quantiles { p50, p95 }) = assumed else { return };
         for (name, q, assumed) in [("p50", 0.5, p50), ("p95", 0.95, p95)] {
             if let Some(seen) = lengths.quantile(q, at).filter(|_| assumed.0 > 0) {

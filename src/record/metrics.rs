@@ -55,6 +55,8 @@ pub(super) struct Metrics {
     pub(super) reload_timestamp: Gauge<f64, AtomicU64>,
     pub(super) lines_dropped: Counter,
     journal_lines: MetricFamily<Counter>,
+    pub(super) state_loads: MetricFamily<Counter>,
+    pub(super) state_saves: MetricFamily<Counter>,
 }
 
 impl Metrics {
@@ -195,6 +197,16 @@ impl Metrics {
             "config_last_reload_timestamp_seconds",
             "Unix time of the last successful load of settings",
             self.reload_timestamp.clone(),
+        );
+        own.register(
+            "slo_state_loads",
+            "Readings of the file in which the counts of classes outlive the process, by what came of it; only with telemetry.slo_state",
+            self.state_loads.clone(),
+        );
+        own.register(
+            "slo_state_saves",
+            "Savings of that file, by result: success or failure",
+            self.state_saves.clone(),
         );
         own.register(
             "access_lines_dropped",

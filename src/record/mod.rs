@@ -27,6 +27,7 @@ mod open;
 mod process;
 mod series;
 pub mod settings;
+mod slo_state;
 mod standing;
 mod table;
 #[cfg(test)]
@@ -40,10 +41,12 @@ pub use finished::{AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts
 pub use history::{HistoryPoint, HistorySpan};
 pub use journal_writer::{JournalSender, JournalWriter, journal};
 pub use misses::MissRecord;
-pub use standing::SloStatus;
+pub use slo_state::{SloState, StateFile, StateLoad};
+pub use standing::{LengthStatus, SloStatus, WorkloadDrift};
 pub use table::{ClassShape, SeriesShape, TenantShape};
 pub use visit::{ActiveRequest, RequestEnd, RequestPolicy};
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,6 +65,7 @@ use live::GaugeCollector;
 use metrics::Metrics;
 use misses::RecentMisses;
 use open::InFlightRegistry;
+use slo_state::ClassCounts;
 use table::Table;
 
 /// The recorded status of a request whose client left before a status was sent.
@@ -153,6 +157,16 @@ struct Inner {
     /// There are sinks beside the access lines.
     shares: bool,
     emptied: Notify,
+    past: Mutex<PastCounts>,
+}
+
+/// What processes before have counted.
+#[derive(Debug, Default)]
+struct PastCounts {
+    /// The Unix time at the tick 0; zero where nothing is to outlive the process.
+    epoch: Duration,
+    /// Classes that no settings have named yet.
+    classes: BTreeMap<String, ClassCounts>,
 }
 
 impl Recorder {
@@ -188,6 +202,7 @@ impl Recorder {
                 shares: sinks.journal.is_some(),
                 sinks,
                 emptied: Notify::new(),
+                past: Mutex::default(),
             }
         }))
     }
@@ -195,7 +210,14 @@ impl Recorder {
     /// Creates every series that these settings can reach. Called at start and at each reload;
     /// counters keep their values.
     pub fn bind(&self, shape: &SeriesShape) {
-        let table = self.0.table.load().bind(&self.0.metrics, shape, self.now());
+        let mut past = self.0.past.lock();
+        let table = self.0.table.load().bind(&self.0.metrics, shape, self.now(), past.epoch);
+        for class in &table.current {
+            if let (Some(counts), Some(series)) = (past.classes.remove(class.as_str()), table.class(class)) {
+                series.memory.lock().restore(&counts, self.now());
+            }
+        }
+        drop(past);
         self.0.misses.keep_classes(&table.current);
         self.0.table.store(Arc::new(table));
         let series = self.0.metrics.series();
@@ -205,6 +227,41 @@ impl Recorder {
                 "the metrics page has very many series: narrow `routes`, or omit labels (telemetry.drop_labels)"
             );
         }
+    }
+
+    /// From now on counts can outlive the process; those of the one before are taken in as classes are bound. To be
+    /// called before any settings are.
+    pub fn keep_counts(&self, load: StateLoad) {
+        for result in StateLoad::ALL {
+            self.0.metrics.state_loads.at(vec![("result", result.into())]);
+        }
+        for success in [true, false] {
+            self.state_saved_counter(success);
+        }
+        self.0.metrics.state_loads.at(vec![("result", load.as_str().into())]).inc();
+        let mut past = self.0.past.lock();
+        past.epoch = self.0.clock.wall().saturating_sub(self.now().since(Tick::ZERO));
+        if let StateLoad::Restored(state) = load {
+            past.classes = state.classes;
+        }
+    }
+
+    /// What every class has counted so far, to be saved.
+    #[must_use]
+    pub fn slo_state(&self) -> SloState {
+        let (table, mut classes) = (self.0.table.load(), self.0.past.lock().classes.clone());
+        classes.extend(table.every_class().map(|(class, series)| (class.to_string(), series.memory.lock().counts())));
+        SloState { saved_at: self.0.clock.wall().as_secs(), classes }
+    }
+
+    /// The file of counts was saved, or could not be.
+    pub fn state_saved(&self, success: bool) {
+        self.state_saved_counter(success).inc();
+    }
+
+    fn state_saved_counter(&self, success: bool) -> prometheus_client::metrics::counter::Counter {
+        let result = if success { "success" } else { "failure" };
+        self.0.metrics.state_saves.at(vec![("result", result.into())])
     }
 
     /// Number of request series.

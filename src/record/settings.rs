@@ -1,4 +1,7 @@
-//! Where the access line goes, what the journal is, and by which labels requests are counted.
+//! Where the access line goes, what outlives the process, and by which labels requests are counted.
+
+use std::path::PathBuf;
+use std::time::Duration;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -49,6 +52,20 @@ impl JournalSettings {
             flush: Duration::from_secs(1),
         }
     }
+}
+
+/// The file in which the counts of classes outlive the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SloStateSettings {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How often it is saved.
+    pub every: Duration,
+}
+
+impl SloStateSettings {
+    /// How often, where nothing is said.
+    pub const EVERY: Duration = Duration::from_secs(60);
 }
 
 /// By which labels the metrics of requests are told apart.

@@ -16,7 +16,7 @@ use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Missed, Objectives, Outcome};
 use crate::refuse::Rejection;
 use crate::route::key_of;
-use crate::units::{ClassId, PoolId, TenantId, Tick};
+use crate::units::{ClassId, LengthBucket, PoolId, TenantId, Tick};
 
 use super::burn::Burn;
 use super::drift::LengthHistogram;
@@ -28,6 +28,7 @@ use super::last_hour::LastHour;
 use super::metrics::Metrics;
 use super::series::{Histograms, Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, UnclassifiedSeries};
 use super::settings::MetricLabels;
+use super::slo_state::ClassCounts;
 
 /// Number of tenants with series of their own; the others share `other`.
 const TENANTS: usize = 200;
@@ -105,7 +106,8 @@ impl Table {
     }
 
     /// This table plus everything that `shape` can reach.
-    pub(super) fn bind(&self, metrics: &Metrics, shape: &SeriesShape, at: Tick) -> Self {
+    /// `epoch` is the Unix time at the tick 0, or zero where no counts outlive the process.
+    pub(super) fn bind(&self, metrics: &Metrics, shape: &SeriesShape, at: Tick, epoch: Duration) -> Self {
         metrics.drop_labels(&shape.labels.dropped);
         if self.current.is_empty() {
             metrics.forget_unclassed();
@@ -122,6 +124,7 @@ impl Table {
             let routes = routes.chain(known.into_iter().flat_map(|known| known.routes())).collect();
             let memory = known.map(|known| known.memory.clone());
             let by_model = shape.labels.histograms_by_model;
+            let memory = memory.unwrap_or_else(|| Arc::new(Mutex::new(ClassState::new(&class.objectives, at, epoch))));
             let series = Arc::new(ClassSeries::new(metrics, class, routes, by_model, memory, at));
             match self.place_of(&class.id) {
                 Some(place) => table.classes[place].1 = series,
@@ -159,6 +162,11 @@ impl Table {
     /// The series of a class.
     pub(super) fn class(&self, class: &ClassId) -> Option<&Arc<ClassSeries>> {
         self.place_of(class).map(|place| &self.classes[place].1)
+    }
+
+    /// Every class there ever was.
+    pub(super) fn every_class(&self) -> impl Iterator<Item = (&ClassId, &Arc<ClassSeries>)> {
+        self.classes.iter().map(|(class, series)| (class, series))
     }
 
     fn place_of(&self, class: &ClassId) -> Option<usize> {
@@ -241,11 +249,50 @@ pub(super) struct MissCounts(pub(super) [u32; Missed::COUNT]);
 #[derive(Debug)]
 pub(super) struct ClassState {
     pub(super) burn: Burn,
+    /// The same by prompt length, in the order of [`LengthBucket::ALL`].
+    pub(super) lengths: [Burn; LengthBucket::ALL.len()],
     pub(super) history: ClassHistory,
     /// Misses of the last hour, in the order of [`Missed::ALL`].
     pub(super) missed: LastHour<MissCounts>,
     pub(super) input: LengthHistogram,
     pub(super) output: LengthHistogram,
+}
+
+impl ClassState {
+    fn new(promise: &Objectives, at: Tick, epoch: Duration) -> Self {
+        let burn = || Burn::at_epoch(promise.joint_target, promise.window, at, epoch);
+        ClassState {
+            burn: burn(),
+            lengths: LengthBucket::ALL.map(|_| burn()),
+            history: ClassHistory::new(promise.window, at),
+            missed: LastHour::default(),
+            input: LengthHistogram::default(),
+            output: LengthHistogram::default(),
+        }
+    }
+
+    fn promise(&mut self, promise: &Objectives, at: Tick) {
+        let all = [&mut self.burn].into_iter().chain(&mut self.lengths);
+        all.for_each(|burn| burn.promise(promise.joint_target, promise.window, at));
+        self.history.set_window(promise.window, at);
+    }
+
+    /// What was counted, to outlive the process.
+    pub(super) fn counts(&mut self) -> ClassCounts {
+        let lengths = LengthBucket::ALL.iter().zip(&mut self.lengths);
+        let lengths = lengths.map(|(length, burn)| (length.as_str().to_owned(), burn.state())).collect();
+        ClassCounts { all: self.burn.state(), lengths }
+    }
+
+    /// Takes in what a process before has counted.
+    pub(super) fn restore(&mut self, counts: &ClassCounts, at: Tick) {
+        self.burn.restore(&counts.all, at);
+        for (length, burn) in LengthBucket::ALL.iter().zip(&mut self.lengths) {
+            if let Some(state) = counts.lengths.get(length.as_str()) {
+                burn.restore(state, at);
+            }
+        }
+    }
 }
 
 impl ClassSeries {
@@ -254,23 +301,12 @@ impl ClassSeries {
         class: &ClassShape,
         routes: Vec<(PoolId, Arc<str>)>,
         by_model: bool,
-        memory: Option<Arc<Mutex<ClassState>>>,
+        memory: Arc<Mutex<ClassState>>,
         at: Tick,
     ) -> Self {
         let promise = &class.objectives;
         let edges = BucketEdges::of(promise);
-        let memory = memory.unwrap_or_else(|| {
-            let burn = Burn::new(promise.joint_target, promise.window, at);
-            Arc::new(Mutex::new(ClassState {
-                burn,
-                history: ClassHistory::new(promise.window, at),
-                missed: LastHour::default(),
-                input: LengthHistogram::default(),
-                output: LengthHistogram::default(),
-            }))
-        });
-        memory.lock().burn.promise(promise.joint_target, promise.window, at);
-        memory.lock().history.set_window(promise.window, at);
+        memory.lock().promise(promise, at);
         let mut pools: Vec<(PoolId, PoolSeries)> = Vec::new();
         for (pool, model) in routes {
             let place = pools.iter().position(|(known, _)| *known == pool).unwrap_or_else(|| {
@@ -331,6 +367,7 @@ impl ClassSeries {
         if let Outcome::Missed(reason) = outcome {
             memory.missed.slot(finished.end).0[reason as usize] += 1;
         }
+        memory.lengths[finished.length as usize].note(outcome == Outcome::Met, finished.end);
         if outcome != Outcome::Missed(Missed::Shed) {
             let tenant = finished.tenant.as_ref().map_or(0, |tenant| key_of(tenant.as_str().as_bytes()));
             memory.burn.note_served_to(tenant, outcome == Outcome::Met, finished.end);

@@ -149,6 +149,7 @@ fn the_services_of_compose_serve_count_and_are_scraped() {
         }
         prometheus.until(r#"sum(slo_total{class="chat_interactive",pool="interactive",model="sim"})"#, 4.0);
         prometheus.until("sum(slo_total)", 4.0);
+        prometheus.until_rules("goodput-fast-burn");
         let served =
             |engine: &Running| sum(&get(&engine.url, "/metrics").expect("it runs"), "vllm:request_success_total");
         assert_eq!(engines.iter().map(served).sum::<f64>(), 4.0);

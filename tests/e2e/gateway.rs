@@ -1,6 +1,7 @@
 //! A gateway in a process of its own, and what it counts.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -91,6 +92,17 @@ impl Gateway {
         let admin = told["admin"].as_str().expect("the operators' port").to_owned();
         until("the gateway is ready", || get(&admin, "/readyz").ok());
         Gateway { running, admin, files }
+    }
+
+    /// Where its settings are.
+    pub fn settings_file(&self) -> PathBuf {
+        self.files.path().join(SETTINGS)
+    }
+
+    /// Writes other settings and tells the gateway so by SIGHUP, without a look at what comes of it.
+    pub fn exchange(&self, setup: &Setup<'_>) {
+        std::fs::write(self.settings_file(), settings(setup)).expect("the folder is ours");
+        self.running.signal("HUP");
     }
 
     /// Writes other settings, tells the gateway so by SIGHUP, and waits until it has them.

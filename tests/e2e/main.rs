@@ -11,6 +11,7 @@ mod exits;
 mod gateway;
 mod journal;
 mod memory;
+mod paging;
 mod parts;
 mod processes;
 mod prometheus;

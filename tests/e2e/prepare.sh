@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetches what the end-to-end tests drive the gateway with: a Python environment and a Node
 # package, both below the folder given (default: target, or CARGO_TARGET_DIR). Needs python3,
-# npm and a network. Prometheus and Redis come from the system: apt-get install prometheus redis-server.
+# npm and a network. Prometheus and Redis come from the system: apt-get install prometheus prometheus-alertmanager redis-server.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 into=${1:-${CARGO_TARGET_DIR:-"$here/../../target"}}

@@ -34,6 +34,40 @@ impl Prometheus {
         started
     }
 
+    /// One with these rules, which looks often and tells this Alertmanager.
+    pub fn with_rules(
+        binary: &Path,
+        admin: &str,
+        token: Option<&str>,
+        rules: &str,
+        alertmanager: SocketAddr,
+    ) -> Prometheus {
+        let folder = tempfile::tempdir().expect("a folder for its data");
+        let target = authority(admin);
+        let bearer = token.map_or(String::new(), |token| format!(", authorization: {{credentials: {token}}}"));
+        let settings = format!(
+            "global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 1s}}\n\
+             rule_files: [rules.yaml]\n\
+             alerting: {{alertmanagers: [{{static_configs: [{{targets: [\"{alertmanager}\"]}}]}}]}}\n\
+             scrape_configs: [{{job_name: goodput, static_configs: [{{targets: [\"{target}\"]}}]{bearer}}}]\n"
+        );
+        std::fs::write(folder.path().join("rules.yaml"), rules).expect("the folder is ours");
+        let file = folder.path().join("prometheus.yml");
+        std::fs::write(&file, settings).expect("the folder is ours");
+        let arguments = [
+            format!("--config.file={}", file.display()),
+            format!("--storage.tsdb.path={}", folder.path().join("data").display()),
+        ];
+        let mut started = Prometheus::start(binary, &arguments, free_address());
+        started._folder = Some(folder);
+        started
+    }
+
+    /// Waits until a group of rules of this name is there.
+    pub fn until_rules(&self, group: &str) {
+        until("the rules are there", || get(&self.url, "/api/v1/rules").ok().filter(|told| told.contains(group)));
+    }
+
     /// One that is told by its arguments where settings and data are.
     pub fn start(binary: &Path, arguments: &[String], address: SocketAddr) -> Prometheus {
         let child = Command::new(binary)

@@ -10,6 +10,7 @@ mod listen;
 mod pools;
 mod routes;
 mod rules;
+mod slo_state;
 mod store;
 mod telemetry;
 mod tenants;
@@ -85,6 +86,7 @@ impl<'a> Checker<'a> {
         let access_log = access_log.map_or_else(Default::default, |word| word.value.0);
         let labels = self.labels(root);
         let journal = self.journal(root);
+        let slo_state = self.slo_state(root);
         if !self.problems.is_empty() {
             return None;
         }
@@ -113,6 +115,7 @@ impl<'a> Checker<'a> {
             limits_store,
             access_log,
             journal,
+            slo_state,
             labels,
             hash: self.hash(hash_of_text),
             files: std::mem::take(&mut self.files),
