@@ -114,7 +114,8 @@ fn room<'a>(path: impl IntoIterator<Item = &'a str>) -> String {
 fn layer(room: &str) -> Option<u8> {
     Some(match room {
         "units" | "clock" | "json" | "framing" | "locks" => 0,
-        "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" | "capacity" => 1,
+        "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" | "capacity"
+        | "trace" => 1,
         "admit::levels" | "admit::limit" | "admit::overload" | "admit::queue" | "admit::spill" | "record::burn" => 1,
         "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,
         "config" | "dial" => 2,
