@@ -29,6 +29,7 @@
 //! | | [`refuse`] | Every early end: what the client is told, whose fault it is. | [`refuse::Rejection`] |
 //! | | [`record::burn`] | Windows, attainment, burn rate, budget. | [`record::burn::Burn`] |
 //! | | [`capacity`] | Replicas, memory and money for a forecast; waits in queues. | [`capacity::plan`](capacity::plan()), [`capacity::queueing`] |
+//! | | [`trace`] | Recorded traffic: readers of journals and public formats, windows and rates. | [`trace::TraceReader`], [`trace::Reshape`] |
 //! | 2 settings, lines | [`config`] | YAML to checked settings, and again when it changes. | [`config::load`], [`config::Settings`] |
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
 //! | 3 shell | [`accept`] | Listeners, TLS, limits on clients, drain. | [`accept::Listener`], [`accept::Drain`] |
@@ -150,4 +151,5 @@ pub mod record;
 pub mod refuse;
 pub mod rewrite;
 pub mod route;
+pub mod trace;
 pub mod units;

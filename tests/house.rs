@@ -117,7 +117,7 @@ fn layer(room: &str) -> Option<u8> {
     Some(match room {
         "units" | "clock" | "json" | "framing" | "locks" => 0,
         "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
-        "alerts" | "capacity" => 1,
+        "alerts" | "capacity" | "trace" => 1,
         "admit::levels" | "admit::limit" | "admit::overload" | "admit::queue" | "admit::spill" => 1,
         "record::burn" | "record::drift" | "record::journal" => 1,
         "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,
