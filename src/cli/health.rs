@@ -1,19 +1,14 @@
 //! `goodput health`: asks a running gateway whether it is well. The container's health check:
 //! the image has no other client.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use http::header::HOST;
-use http::uri::Authority;
-use http::{Request, StatusCode, Uri};
-use http_body_util::Empty;
-use hyper::body::Bytes;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use http::{StatusCode, Uri};
 
+use super::admin_port::{AdminPort, address_to_ask, settings_of};
 use super::print;
 
 /// Asks a running gateway whether it is well: exit code 0 if it is, 1 if it is not.
@@ -22,6 +17,10 @@ pub struct HealthArgs {
     /// What to ask: the admin port's /readyz or /livez, or /health of the listener.
     #[arg(long, default_value = "http://127.0.0.1:9090/readyz")]
     pub url: Uri,
+    /// Ask the gateway of this settings file: /readyz of its admin port, or, with `admin: off`, /health of its
+    /// listener.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "url")]
+    pub config: Option<PathBuf>,
     /// How long the answer may take.
     #[arg(long, default_value_t = 3, value_name = "SECONDS")]
     pub timeout_seconds: u64,
@@ -34,10 +33,18 @@ impl HealthArgs {
     /// Asks, and says what was answered. No answer is a no, not a failure to ask.
     #[must_use]
     pub fn run(&self) -> ExitCode {
-        if let Err(error) = self.authority() {
-            eprintln!("goodput health: {error:#}");
-            return ExitCode::from(2);
-        }
+        let whom = self.target().and_then(|url| Ok((AdminPort::of(&url, None)?, url)));
+        let (port, url) = match whom {
+            Ok(whom) => whom,
+            Err(error) if self.json => {
+                let told = serde_json::json!({"status": null, "well": false, "error": format!("{error:#}")});
+                return print::last(&told.to_string(), ExitCode::from(2));
+            }
+            Err(error) => {
+                eprintln!("goodput health: {error:#}");
+                return ExitCode::from(2);
+            }
+        };
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {
@@ -45,7 +52,7 @@ impl HealthArgs {
                 return ExitCode::from(3);
             }
         };
-        match runtime.block_on(self.ask()) {
+        match runtime.block_on(self.ask_port(&port, &url)) {
             Ok(status) => {
                 let told = match self.json {
                     true => serde_json::json!({"status": status.as_u16(), "well": status.is_success()}).to_string(),
@@ -69,36 +76,28 @@ impl HealthArgs {
     /// # Errors
     /// Whatever kept it from an answer, an over-long wait included.
     pub async fn ask(&self) -> anyhow::Result<StatusCode> {
-        let limit = Duration::from_secs(self.timeout_seconds);
-        let answer = tokio::time::timeout(limit, self.status()).await;
-        answer.with_context(|| format!("no answer from {} within {limit:?}", self.url))?
+        let url = self.target()?;
+        self.ask_port(&AdminPort::of(&url, None)?, &url).await
     }
 
-    /// Whom to ask.
-    fn authority(&self) -> anyhow::Result<&Authority> {
-        if self.url.scheme_str().is_some_and(|scheme| scheme != "http") {
-            bail!("{}: only http is asked; use the admin port", self.url);
-        }
-        self.url.authority().with_context(|| format!("{} names no host; write http://HOST:PORT/readyz", self.url))
+    async fn ask_port(&self, port: &AdminPort, url: &Uri) -> anyhow::Result<StatusCode> {
+        let path = url.path_and_query().map_or("/", |path| path.as_str());
+        Ok(port.get(path, Duration::from_secs(self.timeout_seconds)).await?.0)
     }
 
-    async fn status(&self) -> anyhow::Result<StatusCode> {
-        let authority = self.authority()?;
-        let place = (authority.host().trim_matches(['[', ']']), authority.port_u16().unwrap_or(80));
-        let stream = TcpStream::connect(place)
-            .await
-            .with_context(|| format!("cannot connect to {authority}; --url names the admin port of another gateway"))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let path = self.url.path_and_query().map_or("/", |path| path.as_str());
-        let request = Request::get(path).header(HOST, authority.as_str()).body(Empty::<Bytes>::new())?;
-        let mut answer = std::pin::pin!(sender.send_request(request));
-        tokio::select! {
-            answer = &mut answer => return Ok(answer?.status()),
-            ended = connection => ended?,
-        }
-        // The connection can end with the answer, or without one.
-        let answer = answer.await;
-        Ok(answer.with_context(|| format!("{authority} closed the connection without an answer"))?.status())
+    /// What to ask.
+    fn target(&self) -> anyhow::Result<Uri> {
+        let Some(file) = &self.config else { return Ok(self.url.clone()) };
+        let settings = settings_of(file)?;
+        let (address, path) = match &settings.admin {
+            Some(admin) => (admin.address, "readyz"),
+            None if settings.listen.tls.is_some() => {
+                bail!("`admin: off`, and clients are served over TLS: there is nothing to ask in cleartext")
+            }
+            None => (settings.listen.address, "health"),
+        };
+        let url = format!("http://{}/{path}", address_to_ask(address)?);
+        url.parse().with_context(|| format!("{url} is no URL"))
     }
 }
 
@@ -151,5 +150,24 @@ mod tests {
             assert!(to(url).ask().await.is_err(), "{url}");
             assert_eq!(format!("{:?}", to(url).run()), format!("{:?}", ExitCode::from(2)), "{url}");
         }
+    }
+
+    #[test]
+    fn a_settings_file_says_where_to_ask() {
+        let target = |more: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("goodput.yaml");
+            let yaml = include_str!("../../config/minimal.yaml");
+            std::fs::write(&file, format!("{yaml}\n{more}\n")).unwrap();
+            let line = Line::try_parse_from(["health", "-c", file.to_str().unwrap()]).unwrap();
+            line.health.target().map(|url| url.to_string()).map_err(|error| error.to_string())
+        };
+        assert_eq!(target("").unwrap(), "http://127.0.0.1:9090/readyz");
+        assert_eq!(target("admin: {address: \"0.0.0.0:9191\"}").unwrap(), "http://127.0.0.1:9191/readyz");
+        assert_eq!(target("admin: off").unwrap(), "http://127.0.0.1:8080/health");
+        assert!(target("admin: {address: \"127.0.0.1:0\"}").unwrap_err().contains("give the URL"));
+        assert!(target("admni: off").unwrap_err().contains("admni"), "problems of the file are told");
+        let both = Line::try_parse_from(["health", "-c", "a.yaml", "--url", "http://127.0.0.1:1/"]);
+        assert!(both.is_err_and(|error| error.to_string().contains("cannot be used with")));
     }
 }
