@@ -268,8 +268,9 @@ fn the_way_to_ones_own_engine() {
             ("goodput", _, Some("serve")) => {
                 let moved = settings.replace("http://127.0.0.1:8000", &running["engine"].url);
                 assert_ne!(moved, settings, "the engine's address is in its place");
-                let ports = "listen: {address: \"127.0.0.1:0\"}\nadmin: {address: \"127.0.0.1:0\"}\n";
-                fs::write(folder.path().join("goodput.yaml"), format!("{moved}{ports}")).expect("the folder is ours");
+                let free = moved.replace("0.0.0.0:8080", "127.0.0.1:0").replace("127.0.0.1:9090", "127.0.0.1:0");
+                assert_eq!(free.matches("127.0.0.1:0").count(), 2, "both ports are in their places");
+                fs::write(folder.path().join("goodput.yaml"), free).expect("the folder is ours");
                 let mut serve = Command::new(BINARY);
                 serve.args(&words[1..]).arg("--json").current_dir(folder.path());
                 let gateway = Running::start(serve, "the gateway");

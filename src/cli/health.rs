@@ -1,13 +1,15 @@
 //! `goodput health`: asks a running gateway whether it is well. The container's health check:
 //! the image has no other client.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
-use http::{Request, StatusCode, Uri};
+use anyhow::{Context, bail};
+use http::{StatusCode, Uri};
 
-use super::{call, print};
+use super::admin_port::{AdminPort, address_to_ask, settings_of};
+use super::print;
 
 /// Asks a running gateway whether it is well: exit code 0 if it is, 1 if it is not.
 #[derive(Clone, Debug, clap::Args)]
@@ -15,6 +17,10 @@ pub struct HealthArgs {
     /// What to ask: the admin port's /readyz or /livez, or /health of the listener.
     #[arg(long, default_value = "http://127.0.0.1:9090/readyz")]
     pub url: Uri,
+    /// Ask the gateway of this settings file: /readyz of its admin port, or, with `admin: off`, /health of its
+    /// listener.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "url")]
+    pub config: Option<PathBuf>,
     /// How long the answer may take.
     #[arg(long, default_value_t = 3, value_name = "SECONDS")]
     pub timeout_seconds: u64,
@@ -27,10 +33,18 @@ impl HealthArgs {
     /// Asks, and says what was answered. No answer is a no, not a failure to ask.
     #[must_use]
     pub fn run(&self) -> ExitCode {
-        if let Err(error) = call::authority(&self.url) {
-            eprintln!("goodput health: {error:#}");
-            return ExitCode::from(2);
-        }
+        let whom = self.target().and_then(|url| Ok((AdminPort::of(&url, None)?, url)));
+        let (port, url) = match whom {
+            Ok(whom) => whom,
+            Err(error) if self.json => {
+                let told = serde_json::json!({"status": null, "well": false, "error": format!("{error:#}")});
+                return print::last(&told.to_string(), ExitCode::from(2));
+            }
+            Err(error) => {
+                eprintln!("goodput health: {error:#}");
+                return ExitCode::from(2);
+            }
+        };
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {
@@ -38,7 +52,7 @@ impl HealthArgs {
                 return ExitCode::from(3);
             }
         };
-        match runtime.block_on(self.ask()) {
+        match runtime.block_on(self.ask_port(&port, &url)) {
             Ok(status) => {
                 let told = match self.json {
                     true => serde_json::json!({"status": status.as_u16(), "well": status.is_success()}).to_string(),
@@ -62,14 +76,28 @@ impl HealthArgs {
     /// # Errors
     /// Whatever kept it from an answer, an over-long wait included.
     pub async fn ask(&self) -> anyhow::Result<StatusCode> {
-        let limit = Duration::from_secs(self.timeout_seconds);
-        let answer = tokio::time::timeout(limit, self.status()).await;
-        answer.with_context(|| format!("no answer from {} within {limit:?}", self.url))?
+        let url = self.target()?;
+        self.ask_port(&AdminPort::of(&url, None)?, &url).await
     }
 
-    async fn status(&self) -> anyhow::Result<StatusCode> {
-        let path = self.url.path_and_query().map_or("/", |path| path.as_str());
-        Ok(call::send(&self.url, Request::get(path), String::new()).await?.0)
+    async fn ask_port(&self, port: &AdminPort, url: &Uri) -> anyhow::Result<StatusCode> {
+        let path = url.path_and_query().map_or("/", |path| path.as_str());
+        Ok(port.get(path, Duration::from_secs(self.timeout_seconds)).await?.0)
+    }
+
+    /// What to ask.
+    fn target(&self) -> anyhow::Result<Uri> {
+        let Some(file) = &self.config else { return Ok(self.url.clone()) };
+        let settings = settings_of(file)?;
+        let (address, path) = match &settings.admin {
+            Some(admin) => (admin.address, "readyz"),
+            None if settings.listen.tls.is_some() => {
+                bail!("`admin: off`, and clients are served over TLS: there is nothing to ask in cleartext")
+            }
+            None => (settings.listen.address, "health"),
+        };
+        let url = format!("http://{}/{path}", address_to_ask(address)?);
+        url.parse().with_context(|| format!("{url} is no URL"))
     }
 }
 
@@ -122,5 +150,24 @@ mod tests {
             assert!(to(url).ask().await.is_err(), "{url}");
             assert_eq!(format!("{:?}", to(url).run()), format!("{:?}", ExitCode::from(2)), "{url}");
         }
+    }
+
+    #[test]
+    fn a_settings_file_says_where_to_ask() {
+        let target = |more: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("goodput.yaml");
+            let yaml = include_str!("../../config/minimal.yaml");
+            std::fs::write(&file, format!("{yaml}\n{more}\n")).unwrap();
+            let line = Line::try_parse_from(["health", "-c", file.to_str().unwrap()]).unwrap();
+            line.health.target().map(|url| url.to_string()).map_err(|error| error.to_string())
+        };
+        assert_eq!(target("").unwrap(), "http://127.0.0.1:9090/readyz");
+        assert_eq!(target("admin: {address: \"0.0.0.0:9191\"}").unwrap(), "http://127.0.0.1:9191/readyz");
+        assert_eq!(target("admin: off").unwrap(), "http://127.0.0.1:8080/health");
+        assert!(target("admin: {address: \"127.0.0.1:0\"}").unwrap_err().contains("give the URL"));
+        assert!(target("admni: off").unwrap_err().contains("admni"), "problems of the file are told");
+        let both = Line::try_parse_from(["health", "-c", "a.yaml", "--url", "http://127.0.0.1:1/"]);
+        assert!(both.is_err_and(|error| error.to_string().contains("cannot be used with")));
     }
 }

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done; 1 it ran and the answer is no; 2 usage or an unreadable file; 3 it
 //! could not start (a port that is taken).
 
+mod admin_port;
 mod call;
 pub mod check;
 pub mod demo;
@@ -22,6 +23,7 @@ pub mod serve;
 pub mod service;
 mod signals;
 mod status;
+pub mod top;
 
 use std::process::ExitCode;
 
@@ -57,6 +59,8 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Ask a running gateway whether it is well.
     Health(health::HealthArgs),
+    /// Show a running gateway: classes, seats, queues, engines, tenants.
+    Top(top::TopArgs),
 }
 
 /// Reads the command line and does what it says.
@@ -73,6 +77,7 @@ pub fn run() -> ExitCode {
         Command::Engine(engine) => engine.run(),
         Command::Plan(plan) => plan.run(),
         Command::Health(health) => health.run(),
+        Command::Top(top) => top.run(),
     }
 }
 

@@ -26,7 +26,8 @@ use crate::gateway::{Gateway, GatewayDeps, LevelView, OverrideError};
 use crate::record::burn::WindowCount;
 use crate::record::settings::{AccessLog, SloStateSettings};
 use crate::record::{
-    self, Format, HistorySpan, LengthStatus, RecordSinks, Recorder, SloStatus, StateFile, StateLoad, WorkloadDrift, access,
+    self, Format, HistorySpan, LengthStatus, RecordSinks, Recorder, SloStatus, StateFile, StateLoad, WorkloadDrift,
+    access,
 };
 use crate::route::probe::Probes;
 use crate::route::{DrainError, Unlisted};

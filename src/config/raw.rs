@@ -577,6 +577,14 @@ block! {
         /// How long a line waits at most before it is written. Default: 1s.
         may flush: Located<Duration>,
     }
+
+    /// The file in which the counts of classes outlive the process.
+    SloState {
+        /// The file; its folder must be there. Each gateway needs one of its own.
+        must path: Located<String>,
+        /// How often it is saved. Default: 1m.
+        may every: Located<Duration>,
+    }
 }
 
 /// Blocks with the keys that limit requests, beside keys of their own.
@@ -640,14 +648,6 @@ pub(super) struct LimitKeys<'r> {
     pub output_tokens: [&'r Option<Located<u64>>; 2],
     pub requests: [&'r Option<Located<u64>>; 2],
     pub concurrent: &'r Option<Located<u64>>,
-
-    /// The file in which the counts of classes outlive the process.
-    SloState {
-        /// The file; its folder must be there. Each gateway needs one of its own.
-        must path: Located<String>,
-        /// How often it is saved. Default: 1m.
-        may every: Located<Duration>,
-    }
 }
 
 /// What `when.header` says about one header.

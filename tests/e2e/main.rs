@@ -26,6 +26,7 @@ mod shared_gateways;
 mod shared_limits;
 mod status_page;
 mod tls;
+mod top;
 
 use std::process::{Command, Stdio};
 

@@ -168,7 +168,7 @@ pub async fn show<W: Write>(
 ) -> io::Result<Snapshot> {
     let start = clock.now();
     let mut until = pin!(until);
-    let mut screen = Screen { lines: 0, before: (start, 0), refused: VecDeque::new() };
+    let mut screen = Screen { table: RedrawnTable::default(), before: (start, 0), refused: VecDeque::new() };
     let mut next = how.pause().map(|pause| start + pause);
     loop {
         let is_over = tokio::select! {
@@ -187,7 +187,7 @@ pub async fn show<W: Write>(
 
 /// The screen content, and previous states.
 struct Screen {
-    lines: usize,
+    table: RedrawnTable,
     before: (Tick, u64),
     /// Rejections at the states of the last [`LATELY`], oldest first.
     refused: VecDeque<(Tick, Refused)>,
@@ -212,9 +212,7 @@ impl Screen {
         } else {
             let refused = refused(now, &before);
             let text = format!("{title}\n\n{}{refused}\n{}", classes(now), engines(now));
-            self.erase(out)?;
-            self.lines = text.lines().count();
-            out.write_all(text.as_bytes())?;
+            self.table.draw(out, &text)?;
         }
         out.flush()
     }
@@ -225,7 +223,7 @@ impl Screen {
         match how {
             How::Json => writeln!(out, "{}", summary(now, ran))?,
             How::Table | How::Lines => {
-                self.erase(out)?;
+                self.table.erase(out)?;
                 let refused = refused(now, &self.until_lately(now, at));
                 write!(out, "{:.0} s, {sent} requests\n\n{}{refused}", ran.as_secs_f64(), classes(now))?;
             }
@@ -243,9 +241,31 @@ impl Screen {
         let whole = self.refused.front().filter(|(first, _)| at.since(*first) >= LATELY);
         whole.map(|(_, counts)| counts.clone()).unwrap_or_default()
     }
+}
+
+/// Text on a terminal that is drawn over again and again.
+#[derive(Debug, Default)]
+pub struct RedrawnTable {
+    lines: usize,
+}
+
+impl RedrawnTable {
+    /// Draws a text in the place of the last one. No line of it may be wider than the terminal, and it may
+    /// not be higher.
+    ///
+    /// # Errors
+    /// Whatever writing gives.
+    pub fn draw<W: Write>(&mut self, out: &mut W, text: &str) -> io::Result<()> {
+        self.erase(out)?;
+        self.lines = text.lines().count();
+        out.write_all(text.as_bytes())
+    }
 
     /// Erases the previous output: moves to its first line and clears from there.
-    fn erase<W: Write>(&mut self, out: &mut W) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Whatever writing gives.
+    pub fn erase<W: Write>(&mut self, out: &mut W) -> io::Result<()> {
         match std::mem::take(&mut self.lines) {
             0 => Ok(()),
             lines => write!(out, "\u{1b}[{lines}F\u{1b}[J"),
@@ -312,7 +332,8 @@ fn engines(now: &Snapshot) -> String {
 }
 
 /// Columns of at least these widths, the first left-aligned, the others right-aligned.
-fn aligned<const N: usize>(rows: &[[String; N]], widths: [usize; N]) -> String {
+#[must_use]
+pub fn aligned<const N: usize>(rows: &[[String; N]], widths: [usize; N]) -> String {
     let mut text = String::new();
     for row in rows {
         let mut line = format!("{:<width$}", row[0], width = widths[0]);
@@ -357,11 +378,15 @@ fn is_kept(row: &Row) -> bool {
     row.attainment().is_none_or(|attained| attained >= row.target)
 }
 
-fn percent(share: Option<f64>) -> String {
+/// A share, or a dash.
+#[must_use]
+pub fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 
-fn length(length: Option<Duration>) -> String {
+/// A length of time, or a dash.
+#[must_use]
+pub fn length(length: Option<Duration>) -> String {
     match length.map(|length| length.as_secs_f64()) {
         None => "-".to_owned(),
         Some(seconds) if seconds < 1.0 => format!("{:.0} ms", seconds * 1000.0),
