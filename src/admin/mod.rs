@@ -33,6 +33,7 @@ pub mod status;
 pub use drain::DrainOrder;
 pub use guard::Hosts;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,10 +144,10 @@ pub struct ClassStanding {
 }
 
 /// How the prompts of one length stand.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LengthStanding {
     /// `short`, `medium`, `long`, or `unknown`.
-    pub length: &'static str,
+    pub length: Cow<'static, str>,
     /// Requests met in the class's window.
     pub met: u64,
     /// Requests judged in it.
@@ -160,12 +161,12 @@ pub struct LengthStanding {
 }
 
 /// A percentile of lengths against the assumed one.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DriftStanding {
     /// `input` or `output`.
-    pub direction: &'static str,
+    pub direction: Cow<'static, str>,
     /// `p50` or `p95`.
-    pub percentile: &'static str,
+    pub percentile: Cow<'static, str>,
     /// Observed by assumed.
     pub ratio: f64,
     /// What to do, where it is another workload.

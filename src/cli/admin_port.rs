@@ -1,14 +1,14 @@
-//! Asks the admin port of a running gateway: what `health` and `top` have in common.
+//! Asks the admin port of a running gateway: what `drill`, `health` and `top` have in common.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use http::header::{AUTHORIZATION, HOST};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::uri::Authority;
-use http::{HeaderValue, Request, Response, StatusCode, Uri};
-use http_body_util::{BodyExt, Empty, Limited};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, request};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -46,25 +46,49 @@ impl AdminPort {
     /// # Errors
     /// Whatever kept it from an answer.
     pub(super) async fn get(&self, path: &str, limit: Duration) -> anyhow::Result<(StatusCode, Bytes)> {
-        let answer = tokio::time::timeout(limit, self.ask(path)).await;
+        self.ask(Request::get(path), Bytes::new(), limit).await
+    }
+
+    /// What it answers to JSON that is posted to a path, within this time.
+    ///
+    /// # Errors
+    /// Whatever kept it from an answer.
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        json: &serde_json::Value,
+        limit: Duration,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
+        let request = Request::post(path).header(CONTENT_TYPE, "application/json");
+        self.ask(request, Bytes::from(json.to_string()), limit).await
+    }
+
+    async fn ask(
+        &self,
+        request: request::Builder,
+        body: Bytes,
+        limit: Duration,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
+        let answer = tokio::time::timeout(limit, self.send(request, body)).await;
         answer.with_context(|| format!("no answer from {} within {limit:?}", self.authority))?
     }
 
-    async fn ask(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+    async fn send(&self, request: request::Builder, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
         let authority = &self.authority;
         let place = (authority.host().trim_matches(['[', ']']), authority.port_u16().unwrap_or(80));
         let stream = TcpStream::connect(place)
             .await
             .with_context(|| format!("cannot connect to {authority}; name the admin port of another gateway"))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let mut request = Request::get(path).header(HOST, authority.as_str());
+        let mut request = request.header(HOST, authority.as_str());
         if let Some(token) = &self.token {
             let mut bearer = HeaderValue::from_str(&format!("Bearer {}", token.expose_secret()))
                 .map_err(|_| anyhow!("the token cannot stand in a header: it must be one line of plain characters"))?;
             bearer.set_sensitive(true);
             request = request.header(AUTHORIZATION, bearer);
         }
-        let answer = sender.send_request(request.body(Empty::<Bytes>::new())?);
+        let request: Request<Full<Bytes>> = request.body(Full::from(body))?;
+        let answer = sender.send_request(request);
         let exchange = async {
             let answer: Response<Incoming> =
                 answer.await.with_context(|| format!("{authority} closed the connection without an answer"))?;
@@ -81,6 +105,19 @@ impl AdminPort {
         // The connection can end with the answer, or without one.
         exchange.await
     }
+}
+
+/// A token, as the settings read it from a file.
+///
+/// # Errors
+/// The file cannot be read, or is empty.
+pub(super) fn token_of(file: &Path) -> anyhow::Result<SecretString> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let token = text.trim();
+    if token.is_empty() {
+        bail!("{} is empty: it must hold the token of admin.token_file", file.display());
+    }
+    Ok(SecretString::from(token))
 }
 
 /// The settings of a file.

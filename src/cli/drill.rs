@@ -1,17 +1,17 @@
 //! `goodput drill`: invented misses in a running gateway, to see whether a page arrives.
 //!
-//! Exit codes: 0 they were counted; 1 the gateway refused or did not answer; 2 the token's file cannot be read.
+//! Exit codes: 0 they were counted; 1 the gateway refused or did not answer; 2 the URL or the token's file cannot be used.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderValue, Request, StatusCode, Uri};
+use anyhow::bail;
+use http::{StatusCode, Uri};
 use serde_json::json;
 
-use super::{call, print};
+use super::admin_port::{AdminPort, token_of};
+use super::print;
 
 /// How long the gateway may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -37,15 +37,15 @@ impl DrillArgs {
     /// Asks for the misses, and says what to expect now.
     #[must_use]
     pub fn run(&self) -> ExitCode {
-        let token = match token(&self.token_file) {
-            Ok(token) => token,
+        let port = match token_of(&self.token_file).and_then(|token| AdminPort::of(&self.url, Some(token))) {
+            Ok(port) => port,
             Err(error) => return self.failed(&error, 2),
         };
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => return self.failed(&error.into(), 3),
         };
-        match runtime.block_on(self.ask(token)) {
+        match runtime.block_on(self.ask(&port)) {
             Ok(()) if self.json => {
                 let told = json!({"counted": true, "class": "drill", "misses": self.misses, "alert": "GoodputDrill"});
                 print::last(&told.to_string(), ExitCode::SUCCESS)
@@ -71,23 +71,11 @@ impl DrillArgs {
         ExitCode::from(code)
     }
 
-    async fn ask(&self, token: HeaderValue) -> anyhow::Result<()> {
-        let request = Request::post("/-/drill").header(AUTHORIZATION, token).header(CONTENT_TYPE, "application/json");
-        let body = json!({"misses": self.misses}).to_string();
-        let asked = tokio::time::timeout(PATIENCE, call::send(&self.url, request, body)).await;
-        let (status, answer) = asked.with_context(|| format!("no answer from {} within {PATIENCE:?}", self.url))??;
+    async fn ask(&self, port: &AdminPort) -> anyhow::Result<()> {
+        let (status, answer) = port.post("/-/drill", &json!({"misses": self.misses}), PATIENCE).await?;
         if status != StatusCode::OK {
             bail!("{status}: {}", String::from_utf8_lossy(&answer).trim());
         }
         Ok(())
     }
-}
-
-/// The header that shows the token.
-fn token(file: &Path) -> anyhow::Result<HeaderValue> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("{}: cannot be read", file.display()))?;
-    let mut value = HeaderValue::from_str(&format!("Bearer {}", text.trim()))
-        .map_err(|_| anyhow::anyhow!("{}: holds no token; write one line of visible characters", file.display()))?;
-    value.set_sensitive(true);
-    Ok(value)
 }

@@ -4,7 +4,6 @@
 //! could not start (a port that is taken).
 
 mod admin_port;
-mod call;
 pub mod check;
 pub mod demo;
 mod descriptors;

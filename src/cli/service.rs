@@ -551,7 +551,7 @@ pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
         rate: *rate,
     };
     let length = |length: &LengthStatus| LengthStanding {
-        length: length.length.as_str(),
+        length: length.length.as_str().into(),
         met: length.own.count.met,
         total: length.own.count.judged,
         attainment: length.own.count.attainment(),
@@ -559,8 +559,8 @@ pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
         burn_rate: length.burn.iter().map(burn_rate).collect(),
     };
     let drift = |drift: &WorkloadDrift| DriftStanding {
-        direction: drift.direction,
-        percentile: drift.percentile,
+        direction: drift.direction.into(),
+        percentile: drift.percentile.into(),
         ratio: drift.ratio,
         advice: drift.advice(),
     };

@@ -1,16 +1,15 @@
 //! `goodput top`: how a running gateway stands, in a terminal: classes, seats, queues, engines, tenants.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use http::Uri;
-use secrecy::SecretString;
 use terminal_size::{Height, Width, terminal_size};
 
-use super::admin_port::{AdminPort, address_to_ask, settings_of};
+use super::admin_port::{AdminPort, address_to_ask, settings_of, token_of};
 use super::signals::ShutdownSignals;
 use super::{numbers, print};
 use crate::admin::status::{ClassStatus, EngineStatus, GatewayStatus, HistoryStatus, LimitUse, PoolStatus};
@@ -130,16 +129,6 @@ impl TopArgs {
     fn text(&self, status: &GatewayStatus, high: usize) -> anyhow::Result<String> {
         if self.json { Ok(serde_json::to_string(status)?) } else { Ok(page(status, high)) }
     }
-}
-
-/// A token, as the settings read it from a file.
-fn token_of(file: &Path) -> anyhow::Result<SecretString> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let token = text.trim();
-    if token.is_empty() {
-        bail!("{} is empty: it must hold the token of admin.token_file", file.display());
-    }
-    Ok(SecretString::from(token))
 }
 
 async fn look(port: &AdminPort) -> anyhow::Result<GatewayStatus> {

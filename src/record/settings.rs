@@ -3,9 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use super::journal::HashKey;
 
 /// Destination of the access log.

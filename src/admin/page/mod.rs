@@ -145,7 +145,7 @@ mod tests {
                 in_flight: 5,
                 waiting: 2,
                 overdue: 1,
-                degradation: None,
+                ..ClassStanding::default()
             },
             priority: "high".to_owned(),
             objectives: vec![ObjectiveStatus { objective: "ttft".to_owned(), threshold_seconds: 1.2 }],
