@@ -8,9 +8,9 @@ use crate::units::Tick;
 /// The limits of one answer, as moments. `None` does not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadlines {
-    /// `total`, from arrival.
+    /// `total`, from the start that objectives have.
     pub total: Option<Tick>,
-    /// `first_token` of a stream, `response_head` of the rest, from arrival over all attempts.
+    /// `first_token` of a stream, `response_head` of the rest, from there too, over all attempts.
     pub first_token: Option<Tick>,
     /// `idle`: since the last event once a token has come (JSON bodies: since the head).
     pub idle: Option<Tick>,

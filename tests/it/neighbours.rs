@@ -232,7 +232,9 @@ async fn tries(house: &House, at_once: Move) {
             client.send(format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\nhost: b\r\nx-plays: 400\r\n\r\n")).await;
             client.read_to_end().await;
         }
-        Move::BrokenBody => all_of(house, Ask::raw(CHAT, "{\"model\":").header("authorization", "Bearer sk-acme")).await,
+        Move::BrokenBody => {
+            all_of(house, Ask::raw(CHAT, "{\"model\":").header("authorization", "Bearer sk-acme")).await
+        }
         Move::UnknownKey => all_of(house, by("sk-nobody", stream())).await,
         Move::ResetsItsStream => {
             let mut sender = house.connect_h2().await;
@@ -293,7 +295,6 @@ async fn beside(has_seats: bool, moves: &[(u64, Move)]) -> (Endings, f64) {
     Arc::into_inner(house).expect("all has ended").end().await;
     (endings, missed - of_others)
 }
-
 
 #[tokio::test(start_paused = true)]
 async fn c94_to_c99_each_by_itself_leaves_the_outcomes_of_others_as_they_are() {
