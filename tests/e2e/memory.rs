@@ -389,7 +389,7 @@ async fn answers_take_little_whatever_the_engine_says() {
     let choice = |index: usize| format!(r#"{{"choices":[{{"index":{index},"text":"a","finish_reason":null}}]}}"#);
     let long = |length: usize| format!(r#"{{"choices":[{{"index":0,"text":"{}"}}]}}"#, "x".repeat(length));
     type Make = Arc<dyn Fn() -> Vec<Bytes> + Send + Sync>;
-    let cases: [(&str, usize, Make); 3] = [
+    let cases: [(&str, usize, Make); 4] = [
         ("long events", 96 * KIB, Arc::new(move || events([long(2 * MIB), long(70 * KIB), long(60 * KIB)]))),
         ("an event that never ends", 96 * KIB, {
             Arc::new(|| {
@@ -397,16 +397,19 @@ async fn answers_take_little_whatever_the_engine_says() {
             })
         }),
         ("many choices", 2048 * 400, Arc::new(move || events((0..2048).map(choice)))),
+        ("choices that nobody asked for", 16 * 400, Arc::new(move || events((0..6_000).map(choice)))),
     ];
     for (what, each, make) in cases {
         let engine = Engine::start(true, move || make()).await;
         let measured = Measured::start(&engine, Setup::default()).await;
-        let body = br#"{"model":"sim","prompt":"p","stream":true,"n":2048}"#;
+        let n = if what == "many choices" { 2048 } else { 1 };
+        let body = Bytes::from(format!("{{\"model\":\"sim\",\"prompt\":\"p\",\"stream\":true,\"n\":{n}}}"));
         let mut reading = JoinSet::new();
         for _ in 0..40 {
+            let request = asking("/v1/completions", "connection: close\r\n", &body);
             let address = measured.address();
             reading.spawn(async move {
-                let (status, mut socket) = ask(address, asking("/v1/completions", "connection: close\r\n", body)).await;
+                let (status, mut socket) = ask(address, request).await;
                 let mut space = vec![0; 64 * KIB];
                 while let Ok(1..) = socket.read(&mut space).await {}
                 status
