@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -88,20 +88,24 @@ impl Sockets {
         Self::default()
     }
 
-    /// A TCP connection to one of the host's addresses.
-    async fn reach(&self, to: &EngineAddress) -> io::Result<TcpStream> {
+    /// A connection to one of the addresses of a host: `open` makes it, TLS included, because an address
+    /// that takes connections and then says nothing is no better than one that takes none.
+    async fn reach<T, F>(&self, to: &EngineAddress, open: impl Fn(IpAddr) -> F) -> io::Result<T>
+    where
+        F: Future<Output = io::Result<T>>,
+    {
         let host = to.host.trim_start_matches('[').trim_end_matches(']');
         if let Ok(address) = host.parse::<IpAddr>() {
-            return TcpStream::connect((address, to.port)).await;
+            return open(address).await;
         }
         let found: Vec<IpAddr> = tokio::net::lookup_host((host, to.port)).await?.map(|found| found.ip()).collect();
         if let [address] = found[..] {
-            return TcpStream::connect((address, to.port)).await;
+            return open(address).await;
         }
         let key = (Arc::clone(&to.host), to.port);
         let known = self.answered.lock().get(&key).copied();
         let order = in_order(&found, known);
-        let (address, stream) = race(self.clock, &order, |address| TcpStream::connect((address, to.port))).await?;
+        let (address, connection) = race(self.clock, &order, open).await?;
         if known != Some(address) {
             let mut answered = self.answered.lock();
             if answered.len() >= MOST_NAMES {
@@ -109,22 +113,19 @@ impl Sockets {
             }
             answered.insert(key, address);
         }
-        Ok(stream)
+        Ok(connection)
     }
 
     async fn connect(&self, to: &EngineAddress, roots: Option<&Roots>) -> io::Result<BoxedIo> {
-        let stream = self.reach(to).await?;
-        // TCP_NODELAY, because a small request must not wait for the acknowledgement of the previous one.
-        stream.set_nodelay(true)?;
-        match to.scheme {
-            Scheme::Http => Ok(Box::new(stream)),
+        let tls = match to.scheme {
+            Scheme::Http => None,
             Scheme::Https => {
-                let config = self.config(roots).await?;
                 let name = ServerName::try_from(to.server_name().to_owned())
                     .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-                Ok(Box::new(TlsConnector::from(config).connect(name, stream).await?))
+                Some((TlsConnector::from(self.config(roots).await?), name))
             }
-        }
+        };
+        self.reach(to, |address| open(SocketAddr::new(address, to.port), tls.clone())).await
     }
 
     async fn config(&self, roots: Option<&Roots>) -> io::Result<Arc<ClientConfig>> {
@@ -157,6 +158,16 @@ impl Dial for Sockets {
 
     fn look_up<'a>(&'a self, name: &'a str, port: u16) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         Box::pin(async move { Ok(tokio::net::lookup_host((name, port)).await?.map(|address| address.ip()).collect()) })
+    }
+}
+
+async fn open(to: SocketAddr, tls: Option<(TlsConnector, ServerName<'static>)>) -> io::Result<BoxedIo> {
+    let stream = TcpStream::connect(to).await?;
+    // A small request must not wait for the answer to the one before it.
+    stream.set_nodelay(true)?;
+    match tls {
+        None => Ok(Box::new(stream)),
+        Some((connector, name)) => Ok(Box::new(connector.connect(name, stream).await?)),
     }
 }
 

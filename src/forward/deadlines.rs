@@ -8,7 +8,7 @@ use crate::units::Tick;
 /// The time limits of one response, as moments. `None` means not running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadlines {
-    /// `total`, from arrival.
+    /// `total`, from the start that objectives have.
     pub total: Option<Tick>,
     /// `first_token` for streams, `response_head` otherwise; from arrival over all attempts.
     pub first_token: Option<Tick>,

@@ -588,6 +588,8 @@ impl Relay {
             self.parts.pulse.itl_broke(broke);
         }
         if self.parts.reader != Reader::Events {
+            // Sound, a transcript, a list of numbers: where no tokens show, what is made of them does.
+            self.parts.signals.is_alive(at);
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
             return at;
         }

@@ -210,7 +210,7 @@ impl RequestContext<'_> {
         let class = &self.policy.class;
         let limits = &class.timeouts;
         let head = if self.streams() { limits.first_token } else { limits.response_head };
-        let own_limits = self.arrived.arrival + head.min(limits.total);
+        let own_limits = self.start + head.min(limits.total);
         Ask {
             tenant: self.tenant.clone(),
             rank: class.priority,

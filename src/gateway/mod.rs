@@ -278,7 +278,7 @@ impl Gateway {
         active.uploaded(body.complete, body.client_wait);
         request::check_facts(&body.facts)?;
         let request = self.context(live, active, arrived, &who, endpoint, &body)?;
-        arrived.client.set_total_deadline(arrived.arrival + request.policy.class.timeouts.total);
+        arrived.client.set_total_deadline(request.start + request.policy.class.timeouts.total);
 
         let reserved = self.reserve(live, &request, body.complete).await?;
         if self.loops.has_sent(&arrived.id) {

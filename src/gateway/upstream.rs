@@ -74,13 +74,14 @@ impl UpstreamRequest<'_> {
         Want { size: self.context.size, aims, whole, spent: at - self.context.start, key }
     }
 
-    /// All limits run from arrival, over all attempts.
+    /// All limits run over all attempts, from the moment from which the objectives do: what the client
+    /// let the gateway wait must not be an engine's miss. The head is held from arrival.
     pub(super) fn deadlines(&self) -> Deadlines {
         let limits = &self.context.policy.class.timeouts;
         let head = if self.context.streams() { limits.first_token } else { limits.response_head };
         Deadlines {
-            total: Some(self.context.arrived.arrival + limits.total),
-            first_token: Some(self.context.arrived.arrival + head),
+            total: Some(self.context.start + limits.total),
+            first_token: Some(self.context.start + head),
             hold: Some(self.context.arrived.arrival + limits.hold_head),
             ..Deadlines::default()
         }

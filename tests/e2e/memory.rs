@@ -236,6 +236,11 @@ fn filled(head: &str, item: &str, tail: &str, length: usize) -> String {
     format!("{head}{}{tail}", item.repeat(length / item.len()))
 }
 
+/// A body of 2 MiB of such items.
+fn many(head: &str, item: &str, tail: &str) -> String {
+    filled(&format!("{{\"model\":\"sim\",{head}"), item, tail, 2 * MIB - 200)
+}
+
 /// Replay of C94: bodies that are small on the wire and grow in memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn c94_bodies_that_unfold_into_prompts_and_switches_take_next_to_nothing() {
@@ -274,13 +279,37 @@ async fn c94_bodies_and_what_they_are_made_into_stay_within_their_budget() {
     let text = noise(2 * MIB - 100);
     let plain = format!("{{\"model\":\"sim\",\"prompt\":\"{text}\",\"echo\":true}}");
     let coded = gzip(&plain);
-    let requests: Vec<_> = (0..48)
-        .map(|number| match number % 3 {
-            0 => asking("/v1/completions", "", plain.as_bytes()),
-            1 => asking("/v1/completions", "content-encoding: gzip\r\n", &coded),
-            _ => asking("/v1/completions", "", &plain.as_bytes()[..60 * KIB]),
-        })
-        .collect();
+    let shapes = [
+        asking("/v1/completions", "", plain.as_bytes()),
+        asking("/v1/completions", "content-encoding: gzip\r\n", &coded),
+        asking("/v1/completions", "", &plain.as_bytes()[..60 * KIB]),
+        asking(
+            "/v1/completions",
+            "content-encoding: zstd\r\n",
+            &zstd::encode_all(plain.as_bytes(), 1).expect("memory"),
+        ),
+        asking(
+            "/v1/chat/completions",
+            "",
+            many("\"messages\":[{}", ",{\"role\":\"user\",\"content\":\"\"}", "]}").as_bytes(),
+        ),
+        asking("/v1/chat/completions", "", many("\"tools\":[{}", ",{\"function\":{\"name\":\"f\"}}", "]}").as_bytes()),
+        asking("/v1/chat/completions", "", many("\"x\":[0", ",[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]", "]}").as_bytes()),
+        asking("/v1/chat/completions", "", format!("{{\"model\":\"sim\",\"x\":{}", "[".repeat(MIB)).as_bytes()),
+        asking("/v1/chat/completions", "", many("\"a\":1", ",\"b\":1", "}").as_bytes()),
+        asking(
+            "/v1/responses",
+            "",
+            many("\"input\":[{}", ",{\"type\":\"item_reference\",\"id\":\"\"}", "]}").as_bytes(),
+        ),
+        asking(
+            "/v1/messages",
+            "",
+            many("\"max_tokens\":1,\"system\":[{}", ",{\"type\":\"text\",\"text\":\"\"}", "]}").as_bytes(),
+        ),
+        asking("/v1/embeddings", "", many("\"input\":[[1]", ",[1,2,3]", "]}").as_bytes()),
+    ];
+    let requests: Vec<_> = (0..48).map(|number| shapes[number % shapes.len()].clone()).collect();
     let statuses = ask_all(&measured.address(), requests.clone(), &engine).await;
     let count = |status: u16| statuses.iter().filter(|one| **one == status).count();
     assert!(count(200) >= 1 && count(503) >= 1, "{statuses:?}");
@@ -360,7 +389,7 @@ async fn answers_take_little_whatever_the_engine_says() {
     let choice = |index: usize| format!(r#"{{"choices":[{{"index":{index},"text":"a","finish_reason":null}}]}}"#);
     let long = |length: usize| format!(r#"{{"choices":[{{"index":0,"text":"{}"}}]}}"#, "x".repeat(length));
     type Make = Arc<dyn Fn() -> Vec<Bytes> + Send + Sync>;
-    let cases: [(&str, usize, Make); 3] = [
+    let cases: [(&str, usize, Make); 4] = [
         ("long events", 96 * KIB, Arc::new(move || events([long(2 * MIB), long(70 * KIB), long(60 * KIB)]))),
         ("an event that never ends", 96 * KIB, {
             Arc::new(|| {
@@ -368,16 +397,19 @@ async fn answers_take_little_whatever_the_engine_says() {
             })
         }),
         ("many choices", 2048 * 400, Arc::new(move || events((0..2048).map(choice)))),
+        ("choices that nobody asked for", 16 * 400, Arc::new(move || events((0..6_000).map(choice)))),
     ];
     for (what, each, make) in cases {
         let engine = Engine::start(true, move || make()).await;
         let measured = Measured::start(&engine, Setup::default()).await;
-        let body = br#"{"model":"sim","prompt":"p","stream":true,"n":2048}"#;
+        let n = if what == "many choices" { 2048 } else { 1 };
+        let body = Bytes::from(format!("{{\"model\":\"sim\",\"prompt\":\"p\",\"stream\":true,\"n\":{n}}}"));
         let mut reading = JoinSet::new();
         for _ in 0..40 {
+            let request = asking("/v1/completions", "connection: close\r\n", &body);
             let address = measured.address();
             reading.spawn(async move {
-                let (status, mut socket) = ask(address, asking("/v1/completions", "connection: close\r\n", body)).await;
+                let (status, mut socket) = ask(address, request).await;
                 let mut space = vec![0; 64 * KIB];
                 while let Ok(1..) = socket.read(&mut space).await {}
                 status

@@ -545,6 +545,73 @@ async fn c95_a_loop_is_the_clients_own_and_an_id_proves_only_its_own_request() {
     house.end().await;
 }
 
+/// The mark of a request that runs, on whatever comes back with it.
+#[tokio::test(start_paused = true)]
+async fn c95_a_mark_on_another_request_is_the_clients_own_doing_wherever_it_is_sent() {
+    let words = json!({"model": "m1", "input": "hi", "messages": [], "prompt": "hi", "max_tokens": 9, "query": "q", "documents": ["d"]});
+    let mut streamed = words.clone();
+    streamed["stream"] = json!(true);
+    let paths = [
+        CHAT,
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/tokenize",
+    ];
+    let script = Script::new().at(900).reply(200, &[("content-type", "application/json")], whole("x", 1, 1));
+    let (house, engine) = House::playing_with(&Yaml::default().promise(&[("e2e_seconds", 5.0)]), script);
+    let seen = || engine.ledger().requests().last().unwrap().header("x-request-id").unwrap().to_owned();
+    let replays = async {
+        house.sleep(ms(100)).await;
+        let (mark, mut sent) = (seen(), 0);
+        for path in paths {
+            for body in [&words, &streamed] {
+                let answer =
+                    house.send(Ask::post(path, body.clone()).header("X-Request-ID", &mark)).await.whole().await;
+                assert_eq!(
+                    (answer.status.as_u16(), answer.header("x-goodput-reason")),
+                    (508, Some("loop_detected")),
+                    "{path}"
+                );
+                sent += 1;
+            }
+        }
+        let mut request = h2_post(CHAT, &streamed);
+        request.headers_mut().insert("x-request-id", mark.parse().unwrap());
+        assert_eq!(house.connect_h2().await.send_request(request).await.unwrap().status(), 508);
+        let mut client = house.connect(64 * 1024);
+        let body = words.to_string();
+        client
+            .send(format!(
+                "POST {CHAT} HTTP/1.1\r\nhost: g\r\nX-Request-Id: {mark}\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            ))
+            .await;
+        client.read_until("loop_detected").await;
+        // Bodies that are refused anyhow, and paths that nobody relays, tell nothing of it.
+        for (ask, status) in
+            [(Ask::raw(CHAT, "{"), 400), (Ask::post(CHAT, json!({})), 502), (Ask::of(Method::GET, "/v1/models"), 200)]
+        {
+            let answer = house.send(ask.header("x-request-id", &mark)).await.whole().await;
+            assert!(answer.status == status || answer.status == 508, "{}", answer.status);
+        }
+        sent + 2
+    };
+    let first = async { house.send(Ask::post(CHAT, unary()).header("x-request-id", "mine")).await.whole().await };
+    let (first, loops) = tokio::join!(first, replays);
+    assert_eq!((first.status.as_u16(), engine.ledger().requests().len()), (200, 1), "nobody else was sent on");
+    let page = house.page();
+    assert!(page.sum("goodput_refused_total", &[("code", "loop_detected")]) >= f64::from(loops));
+    assert_eq!(page.sum("goodput_slo_missed_total", &[]), 0.0);
+    let excluded = page.sum("goodput_slo_excluded_total", &[("reason", "invalid_request")]);
+    assert!(excluded >= f64::from(loops), "{excluded}");
+    house.lines(loops as usize + 4).await;
+    house.end().await;
+}
+
 /// An engine's fields of these names stay here, in every version of HTTP; its times pass.
 #[tokio::test(start_paused = true)]
 async fn what_only_the_gateway_says_in_a_head_never_comes_from_an_engine() {

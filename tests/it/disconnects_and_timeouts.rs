@@ -990,3 +990,33 @@ async fn a_stream_nobody_asked_for_is_let_go_too() {
     assert_eq!(house.line().await.verdict(), "missed(ttft)");
     house.end().await;
 }
+
+/// C92: whoever closes first must not be the one that a request is sent to.
+#[tokio::test(start_paused = true)]
+async fn c92_a_used_connection_stays_for_longer_than_clients_and_balancers_keep_theirs() {
+    let script = Script::new().at(10).reply(200, &[("content-type", "application/json")], whole("x", 1, 1));
+    let (house, _engine) = House::playing(script);
+    let mut client = house.connect(64 * 1024);
+    // The engine's own connection does not stay so long, and is made anew.
+    for _ in 0..3 {
+        client.post(CHAT, &unary()).await;
+        client.read_until("finish_reason").await;
+        house.sleep(Duration::from_secs(615)).await;
+    }
+    let (rest, when) = client.read_to_end().await;
+    assert!(rest.is_empty());
+    let (least, most) = (at(3 * 615_000), at(3 * 615_000 + 10_000));
+    assert!((least..most).contains(&when), "{when:?}");
+    let mut sender = house.connect_h2().await;
+    for _ in 0..3 {
+        let mut answer = sender.send_request(h2_post(CHAT, &unary())).await.unwrap();
+        while h2_next(&mut answer).await.is_some() {}
+        drop(answer);
+        house.sleep(Duration::from_secs(615)).await;
+        assert!(!sender.is_closed());
+    }
+    house.sleep(Duration::from_secs(10)).await;
+    assert!(sender.is_closed(), "and it ends at last");
+    house.lines(6).await;
+    house.end().await;
+}

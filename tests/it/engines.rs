@@ -15,18 +15,18 @@ use crate::support::*;
 
 /// What an engine says to whoever looks at it.
 #[derive(Clone)]
-struct Face {
+pub struct Face {
     /// The status of its health; 0: silence.
     health: Arc<AtomicU16>,
     models: Arc<Mutex<Vec<&'static str>>>,
 }
 
 impl Face {
-    fn well(models: &[&'static str]) -> Self {
+    pub fn well(models: &[&'static str]) -> Self {
         Face { health: Arc::new(AtomicU16::new(200)), models: Arc::new(Mutex::new(models.to_vec())) }
     }
 
-    fn health(&self, status: u16) {
+    pub fn health(&self, status: u16) {
         self.health.store(status, Ordering::Relaxed);
     }
 
@@ -50,7 +50,7 @@ impl Face {
 }
 
 /// An engine that can be looked at, and plays this to requests.
-fn engine(
+pub fn engine(
     house: &House,
     host: &str,
     face: &Face,
@@ -67,7 +67,7 @@ fn engine(
     engine
 }
 
-fn posts(engine: &ScriptedEngine) -> usize {
+pub fn posts(engine: &ScriptedEngine) -> usize {
     engine.ledger().requests().iter().filter(|request| request.method == "POST").count()
 }
 
@@ -75,11 +75,11 @@ fn departed(house: &House) -> f64 {
     house.page().sum("goodput_retries_total", &[("reason", "departing")])
 }
 
-async fn until(house: &House, millis: u64) {
+pub async fn until(house: &House, millis: u64) {
     house.clock.sleep_until(Some(at(millis))).await;
 }
 
-fn two() -> Yaml {
+pub fn two() -> Yaml {
     Yaml::default().engines_of_first(&["e1", "e2"])
 }
 
@@ -416,6 +416,49 @@ async fn c84_an_adapter_is_asked_of_the_replicas_that_list_it() {
         assert_eq!(ask("lora_4", 10).await, 10);
         // Of a model that nobody lists anybody is asked.
         assert_eq!(ask("unknown", 2).await, 0);
+        house.end().await;
+    }
+}
+
+/// On every path, with seats and without, and also where the only one that has it is busy or gone.
+#[tokio::test(start_paused = true)]
+async fn c84_whatever_asks_for_an_adapter_goes_to_who_lists_it() {
+    let with_model = |mut body: Value| {
+        body["model"] = json!("lora_3");
+        body
+    };
+    let others = [("/v1/embeddings", json!({"input": "hi"})), ("/tokenize", json!({"prompt": "hi"})), (CHAT, unary())];
+    let asked = dialects().into_iter().map(|spoken| (spoken.path, spoken.ask)).chain(others);
+    let asked: Vec<_> = asked.map(|(path, body)| (path, with_model(body))).collect();
+    for more in [None, Some("max_concurrency_per_engine: 1"), Some("balance: round_robin")] {
+        let yaml = more.map_or(two(), |more| two().with(more)).class("queue: {max_wait: 60s}");
+        let house = House::new(&yaml);
+        let faces = [Face::well(&["base"]), Face::well(&["base", "lora_3"])];
+        let plays = |request: &Received| match dialects().into_iter().find(|spoken| spoken.path == request.target) {
+            Some(spoken) if request.json()["stream"] == true => spoken.closes(spoken.tokens([50])),
+            _ => Script::json(200, whole_answer()),
+        };
+        let first = engine(&house, "e1", &faces[0], |_| status(404));
+        let second = engine(&house, "e2", &faces[1], plays);
+        let _probes = house.probe();
+        until(&house, 100).await;
+        // One after the other, and all at once.
+        for (path, body) in &asked {
+            assert_eq!(house.post(path, body.clone()).await.whole().await.status, 200, "{path}");
+        }
+        let all =
+            join_all(asked.iter().map(|(path, body)| async { house.post(path, body.clone()).await.whole().await }))
+                .await;
+        assert!(all.iter().all(|answer| answer.status == 200), "{more:?}: {all:?}");
+        assert_eq!((posts(&first), posts(&second)), (0, 2 * asked.len()), "{more:?}");
+        // Nobody else is asked for what only one has that is gone.
+        faces[1].health(503);
+        let now = millis(house.clock.now());
+        until(&house, now + 3_000).await;
+        let gone = house.chat(for_model("lora_3")).await.whole().await;
+        assert_eq!((gone.status.as_u16(), gone.header("x-goodput-reason")), (503, Some("no_engine")), "{more:?}");
+        assert_eq!(posts(&first), 0);
+        house.lines(2 * asked.len() + 1).await;
         house.end().await;
     }
 }

@@ -338,3 +338,131 @@ async fn c105_of_an_engine_that_moves_fields_the_usage_event_is_waited_for() {
     house.lines(5).await;
     house.end().await;
 }
+
+// --- C96, other hands that are slow ---
+
+/// A chat body of this text, in two halves, the second of which comes so many milliseconds later.
+fn late_half(
+    house: &House,
+    text: &[u8],
+    late: u64,
+    fields: &[(&str, &str)],
+) -> Request<impl http_body::Body<Data = Bytes, Error = std::io::Error> + use<>> {
+    let halves = text.split_at(text.len() / 2);
+    let frames = vec![(0, Bytes::copy_from_slice(halves.0)), (late, Bytes::copy_from_slice(halves.1))];
+    let mut request = Request::post(CHAT).header("host", "g");
+    for (name, value) in fields {
+        request = request.header(*name, *value);
+    }
+    request.body(slow_body(house, frames)).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn c96_no_limit_of_the_class_runs_while_the_client_is_waited_for() {
+    for (limits, body) in [
+        ("first_token: 1s", stream()),
+        ("first_token: 1s, total: 1200ms", stream()),
+        ("response_head: 1s", unary()),
+        ("total: 1s", unary()),
+    ] {
+        let script = if body["stream"] == true {
+            quick()
+        } else {
+            Script::new().at(100).reply(200, &[("content-type", "application/json")], whole("x", 1, 1))
+        };
+        for seats in [false, true] {
+            let yaml = Yaml::default().promise(&[("e2e_seconds", 0.5)]).class(&format!("timeouts: {{{limits}}}"));
+            let yaml =
+                if seats { yaml.with("max_concurrency_per_engine: 1").class("queue: {max_wait: 700ms}") } else { yaml };
+            let (house, engine) = House::playing_with(&yaml, script.clone());
+            let request = late_half(&house, body.to_string().as_bytes(), 1400, &[]);
+            let answer = house.send_body(request).await.whole().await;
+            assert_eq!((answer.status.as_u16(), answer.end), (200, at(1500)), "{limits}");
+            let line = house.line().await;
+            assert_eq!((line.verdict(), line.e2e()), ("met".into(), Some(100.0)), "{limits}");
+            assert_eq!((engine.ledger().requests().len(), house.states("a")), (1, vec!["up"]));
+            house.end().await;
+            // What is counted runs from the arrival, and so do its limits.
+            let (house, _engine) = House::playing_with(&yaml.class("upload: counted"), script.clone());
+            let request = late_half(&house, body.to_string().as_bytes(), 1400, &[]);
+            let answer = house.send_body(request).await.whole().await;
+            assert_eq!(answer.status, 504, "{limits}");
+            house.line().await;
+            house.end().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c96_slow_hands_are_no_miss_however_a_body_comes() {
+    let promise = [("ttft_seconds", 0.5), ("e2e_seconds", 1.0)];
+    let text = stream().to_string();
+    let met = async |house: House, wait: f64| {
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.ttft(), line.e2e()), ("met".into(), Some(100.0), Some(100.0)));
+        assert_eq!(line.number("client_wait_ms"), Some(wait));
+        house.end().await;
+    };
+    // In a coding.
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
+    let (house, _engine) = House::playing_with(&Yaml::default().promise(&promise), quick());
+    let coded = encoder.finish().unwrap();
+    house.send_body(late_half(&house, &coded, 1400, &[("content-encoding", "gzip")])).await.whole().await;
+    met(house, 1400.0).await;
+    // In chunks, byte by byte.
+    let (house, _engine) = House::playing_with(&Yaml::default().promise(&promise), quick());
+    let mut client = house.connect(64 * 1024);
+    client.send(format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n")).await;
+    for byte in text.chars() {
+        client.send(format!("1\r\n{byte}\r\n")).await;
+        house.sleep(ms(20)).await;
+    }
+    client.send("0\r\n\r\n").await;
+    client.read_until("[DONE]").await;
+    drop(client);
+    met(house, 20.0 * text.len() as f64).await;
+    // Behind an expected `100 Continue`.
+    let (house, _engine) = House::playing_with(&Yaml::default().promise(&promise), quick());
+    let mut client = house.connect(64 * 1024);
+    let head =
+        format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n", text.len());
+    client.send(head).await;
+    client.read_until("100 Continue").await;
+    house.sleep(ms(1400)).await;
+    client.send(&text).await;
+    client.read_until("[DONE]").await;
+    drop(client);
+    met(house, 1400.0).await;
+    // A stream of HTTP/2, whose connection carries others meanwhile.
+    let (house, _engine) = House::playing_with(&Yaml::default().promise(&promise), quick());
+    let (io, theirs) = tokio::io::duplex(64 * 1024);
+    let (door, gateway) = (house.door(), house.gateway.clone());
+    tokio::spawn(async move { door.receive(theirs, gateway).await });
+    let handshake = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
+        .handshake(hyper_util::rt::TokioIo::new(io));
+    let (mut sender, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let (mut request, body) = late_half(&house, text.as_bytes(), 1400, &[]).into_parts();
+    request.headers.remove("host");
+    request.uri = format!("http://g{CHAT}").parse().unwrap();
+    let request = Request::from_parts(request, http_body_util::BodyExt::boxed_unsync(body));
+    let mut answer = sender.send_request(request).await.unwrap();
+    while h2_next(&mut answer).await.is_some() {}
+    drop(sender);
+    met(house, 1400.0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c96_who_leaves_an_upload_has_met_no_promise_and_broken_none() {
+    let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5), ("e2e_seconds", 1.0)]);
+    for class in ["upload: excluded", "upload: counted"] {
+        let (house, engine) = House::playing_with(&yaml.clone().class(class), quick());
+        let request = late_half(&house, stream().to_string().as_bytes(), 5_000, &[]);
+        let left = tokio::time::timeout(ms(2_000), house.send_body(request)).await;
+        assert!(left.is_err());
+        let line = house.line().await;
+        assert_eq!((line.verdict(), engine.ledger().requests().len()), ("excluded(client_cancel)".into(), 0));
+        house.end().await;
+    }
+}

@@ -6,6 +6,7 @@ mod auto_concurrency;
 mod charging;
 mod client_responses;
 mod degradation;
+mod dialects;
 mod disconnects_and_timeouts;
 mod early_heads;
 mod engine_priority;

@@ -24,6 +24,8 @@ impl Chosen {
         serves: bool,
         asking: &Asking,
     ) -> Vec<IpAddr> {
+        // One address in two ways of writing is one.
+        found.iter_mut().for_each(|address| *address = address.to_canonical());
         let is_ipv6 = match dns.family {
             Family::Both => None,
             Family::Ipv4 => Some(false),
@@ -45,14 +47,17 @@ impl Chosen {
         serves: bool,
         asking: &Asking,
     ) -> Option<bool> {
-        let has = |is_ipv6: bool| found.iter().any(|address| address.is_ipv6() == is_ipv6);
-        if !(has(false) && has(true)) {
+        let (mut found, others): (Vec<IpAddr>, Vec<IpAddr>) = found.iter().partition(|address| address.is_ipv6());
+        if found.is_empty() || others.is_empty() {
             self.is_ipv6 = None;
             return None;
         }
         if self.is_ipv6.is_none() || !serves {
             let connect = async |address: IpAddr| asking.dial.dial(&dns.engine_at(address), pool.roots.as_ref()).await;
-            let order = in_order(found, None);
+            // Of two that answer the one in which more engines are.
+            let has_more = others.len() > found.len();
+            found.splice(if has_more { 0..0 } else { found.len()..found.len() }, others);
+            let order = in_order(&found, None);
             let reached = asking.within(pool.connect_timeout, race(asking.clock, &order, connect)).await;
             if let Some(Ok((address, _))) = reached {
                 self.is_ipv6 = Some(address.is_ipv6());

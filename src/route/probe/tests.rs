@@ -440,16 +440,24 @@ async fn of_a_name_with_both_families_the_one_that_answers_is_the_engine() {
 #[tokio::test(start_paused = true)]
 async fn the_settings_choose_the_family() {
     let (v4, v6) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]));
+    let (v4_of_another, v6_of_another) = (IpAddr::from([10, 0, 0, 2]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 2]));
+    let mapped = "::ffff:10.0.0.1".parse().unwrap();
     for (family, found, engines) in [
         (Family::Ipv4, &[v6, v4][..], &["10.0.0.1:80"][..]),
         (Family::Ipv6, &[v6, v4], &["[fd00::1]:80"]),
         (Family::Both, &[v6, v4], &["10.0.0.1:80", "[fd00::1]:80"]),
         (Family::Auto, &[v6], &["[fd00::1]:80"]),
         (Family::Ipv4, &[v6], &[]),
+        (Family::Auto, &[mapped, v4], &["10.0.0.1:80"]),
+        (Family::Both, &[mapped, v4], &["10.0.0.1:80"]),
+        (Family::Auto, &[v6, v6], &["[fd00::1]:80"]),
+        // Two engines, of which one has no address of the other family, whatever comes first.
+        (Family::Auto, &[v6, v4, v4_of_another], &["10.0.0.1:80", "10.0.0.2:80"]),
+        (Family::Auto, &[v6_of_another, v4, v6], &["[fd00::1]:80", "[fd00::2]:80"]),
     ] {
         let mut bench = Bench::new();
         bench.network.name("svc", found);
-        for at in ["10.0.0.1:80", "[fd00::1]:80"] {
+        for at in ["10.0.0.1:80", "10.0.0.2:80", "[fd00::1]:80", "[fd00::2]:80"] {
             bench.engine(at, &Script::well());
         }
         let mut pool = dns_pool();
@@ -459,7 +467,7 @@ async fn the_settings_choose_the_family() {
         bench.follow(pool);
         bench.until(1.0).await;
         let names: Vec<_> = bench.states().into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names, engines, "{family:?}");
+        assert_eq!(names, engines, "{family:?} {found:?}");
     }
 }
 

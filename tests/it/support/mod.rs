@@ -1,6 +1,7 @@
 //! A gateway to test: settings from YAML, engines that play scripts behind in-memory pipes,
 //! virtual time, and everything it writes down.
 
+mod dialects;
 mod network;
 mod page;
 mod reply;
@@ -33,6 +34,7 @@ use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+pub use dialects::dialects;
 pub use network::Network;
 pub use page::Page;
 pub use reply::{Reply, Whole, millis};
