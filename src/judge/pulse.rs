@@ -1,7 +1,7 @@
 //! What a running stream leaves behind for whoever asks whether it is overdue.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use crate::observe::Choice;
 use crate::units::{ClientState, Tick};
@@ -26,15 +26,25 @@ struct Inner {
     /// Tokens per event, as learned of the engine that answers: the bits of a float.
     ratio: AtomicU64,
     itl_broke: AtomicU64,
-    client: OnceLock<ClientState>,
+    client: ClientState,
     is_finished: AtomicBool,
 }
 
 const NEVER: u64 = u64::MAX;
 
 impl Default for ProgressCell {
-    /// No token yet.
+    /// No token yet, and nobody known who reads.
     fn default() -> Self {
+        ProgressCell::read_by(ClientState::default())
+    }
+}
+
+impl ProgressCell {
+    /// No token yet. What is not broken by the moment at which this client stops reading is its own
+    /// doing, but for a first token that has not come. Asked of the client itself: nobody drives a
+    /// relay whose bytes are refused.
+    #[must_use]
+    pub fn read_by(client: ClientState) -> Self {
         ProgressCell(Arc::new(Inner {
             first_token: AtomicU64::new(NEVER),
             first_visible: AtomicU64::new(NEVER),
@@ -42,13 +52,11 @@ impl Default for ProgressCell {
             events: AtomicU64::new(0),
             ratio: AtomicU64::new(1.0_f64.to_bits()),
             itl_broke: AtomicU64::new(NEVER),
-            client: OnceLock::new(),
+            client,
             is_finished: AtomicBool::new(false),
         }))
     }
-}
 
-impl ProgressCell {
     /// The events to come carry so many tokens each.
     pub fn expects(&self, tokens_per_event: f64) {
         self.0.ratio.store(tokens_per_event.to_bits(), Ordering::Relaxed);
@@ -78,13 +86,6 @@ impl ProgressCell {
     /// Whether the answer has finished, as it looks now: a further token undoes it.
     pub fn finished(&self, is_finished: bool) {
         self.0.is_finished.store(is_finished, Ordering::Relaxed);
-    }
-
-    /// Who reads it. What is not broken by the moment at which this client stops reading is its own
-    /// doing, but for a first token that has not come. Asked of the client itself: nobody drives a
-    /// relay whose bytes are refused.
-    pub fn read_by(&self, client: &ClientState) {
-        let _ = self.0.client.set(client.clone());
     }
 
     /// Whether a client that left at `at` would make a late cancel of it (`canceled_late`): a request
@@ -121,7 +122,7 @@ impl ProgressCell {
             itl_broke: moment(&self.0.itl_broke),
             ..*waiting
         };
-        match self.0.client.get().and_then(|client| client.limited_since(at)) {
+        match self.0.client.limited_since(at) {
             None => is_broken_at(&progress, objectives, case, at),
             Some(since) => {
                 let waits = ttft_breaks(&progress, objectives).filter(|_| streamed).is_some_and(|breaks| at > breaks);

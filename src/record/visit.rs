@@ -144,11 +144,6 @@ impl ActiveRequest {
         &self.fields.request_id
     }
 
-    /// Its client, as far as that may stop reading.
-    pub fn read_by(&self, client: &ClientState) {
-        self.gauge.open.pulse.read_by(client);
-    }
-
     /// Which of our paths it came to, and whether answers there are judged.
     pub fn comes_to(&mut self, endpoint: Endpoint, is_judged: bool) {
         let fields = &mut *self.fields;
