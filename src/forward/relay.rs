@@ -74,7 +74,7 @@ pub struct UpstreamHead {
 }
 
 impl UpstreamHead {
-    /// One that came, or our own.
+    /// A head of our own.
     #[must_use]
     pub fn of(parts: Arc<response::Parts>) -> Self {
         let content = Content::of(&parts.headers);
@@ -777,8 +777,7 @@ impl Drop for Relay {
 
 /// The stream behind a head of our own, if one came.
 fn stream_of(opened: Result<UpstreamResponse, ConnectError>) -> Result<UpstreamBody, Rejection> {
-    let UpstreamResponse { head, body } = opened.map_err(|failed| failed.refusal())?;
-    let content = Content::of(&head.headers);
+    let UpstreamResponse { head, content, body } = opened.map_err(|failed| failed.refusal())?;
     match head.status.is_success() {
         // Our head names no coding: such bytes would be noise to the client.
         true if content.is_coded => Err(Rejection::EngineCoded),

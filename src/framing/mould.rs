@@ -5,13 +5,17 @@
 //! equal to that head in every byte outside of the values of its fields. A value that differs is
 //! one that [`HeaderValue`] takes, without white space at its ends, and ends where its line does;
 //! so a full reading would find the same names with these values, and nothing else. A value that
-//! frames the message or says whom it is for must be the same; only the length may be another.
+//! frames the message, says whom it is for or what its body is must be the same; only the length may be
+//! another.
 //! What does not fit is read in full.
 
 use std::mem;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::header::{
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
+    TRANSFER_ENCODING,
+};
 use memchr::memchr;
 
 use super::stated_length;
@@ -182,7 +186,7 @@ impl HeadTemplate {
 
 /// None where more depends on a value than its own line.
 fn kind_of(name: &HeaderName) -> Option<SlotKind> {
-    let fixed = [CONNECTION, HOST, TRANSFER_ENCODING];
+    let fixed = [CONNECTION, HOST, TRANSFER_ENCODING, CONTENT_TYPE, CONTENT_ENCODING];
     match name {
         name if *name == EXPECT => None,
         name if *name == CONTENT_LENGTH => Some(SlotKind::Length),

@@ -164,8 +164,8 @@ impl Attempt<'_> {
             HeadResult::Departs => self.departed(),
             HeadResult::Ended(refusal) => AttemptResult::Ended(refusal),
             HeadResult::Ours => self.wait_behind_early_head(opening, &edits, deadlines, work.take(), held, asked),
-            HeadResult::Came(UpstreamResponse { head, body }) => {
-                let (status, head) = (head.status, UpstreamHead::of(head));
+            HeadResult::Came(UpstreamResponse { head, content, body }) => {
+                let (status, head) = (head.status, UpstreamHead { parts: head, content });
                 let reader = self.reader(status, head.content);
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
