@@ -371,7 +371,7 @@ impl Attempt<'_> {
             request: RequestWriter::new(
                 request.context.arrived.head.method.as_str(),
                 &self.address.base,
-                request.context.target().as_str(),
+                &request.context.target(),
                 fields,
                 body,
             ),
