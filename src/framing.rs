@@ -9,7 +9,7 @@ use bytes::{Buf, Bytes, BytesMut};
 pub(crate) mod changes;
 mod fields;
 mod mould;
-pub use fields::{HeaderSink, ResponseHeaders, with_fields};
+pub use fields::{HeaderSink, ResponseHeaders, put_line, with_fields};
 pub use mould::{CacheableHead, HeadCache, HeadMatch};
 
 /// What chunk extensions and trailer fields may take of one message in all.

@@ -52,6 +52,14 @@ impl HeaderSink for HeaderMap {
     }
 }
 
+/// Puts a line into an HTTP/1 head.
+pub fn put_line(head: &mut Vec<u8>, name: &str, value: &[u8]) {
+    head.extend_from_slice(name.as_bytes());
+    head.extend_from_slice(b": ");
+    head.extend_from_slice(value);
+    head.extend_from_slice(b"\r\n");
+}
+
 /// An answer whose head has the fields of its body too, for those who take them from there.
 pub fn with_fields<B: ResponseHeaders>(answer: Response<B>) -> Response<B> {
     let (mut head, body) = answer.into_parts();

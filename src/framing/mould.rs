@@ -29,8 +29,8 @@ const MOST_IN_VAIN: u8 = 8;
 
 /// What a head is read into.
 pub trait CacheableHead: Clone {
-    /// Its fields, to give some of them other values.
-    fn fields_mut(&mut self) -> &mut HeaderMap;
+    /// Its fields, to give some of them other values. `only_length`: none but the body's length.
+    fn fields_mut(&mut self, only_length: bool) -> &mut HeaderMap;
 }
 
 /// The last head of a connection that was read in full, by which the next ones are known. One
@@ -63,7 +63,10 @@ impl<H: CacheableHead> HeadCache<H> {
         let mut fit = mould.fit(bytes).filter(|fit| fit.length <= longest)?;
         let changed = mem::take(&mut fit.changed);
         if *filled != 0 || !changed.is_empty() {
-            *filled = mould.fill(head.fields_mut(), changed, *filled);
+            let is_length = |line: usize| mould.slots[line].kind == SlotKind::Length;
+            let only_length = changed.iter().all(|(line, _)| is_length(*line))
+                && (0..mould.slots.len()).all(|line| *filled & 1 << line == 0 || is_length(line));
+            *filled = mould.fill(head.fields_mut(only_length), changed, *filled);
         }
         self.in_full = 1;
         Some((head, fit))
@@ -217,7 +220,7 @@ mod tests {
     }
 
     impl CacheableHead for HeaderMap {
-        fn fields_mut(&mut self) -> &mut HeaderMap {
+        fn fields_mut(&mut self, _: bool) -> &mut HeaderMap {
             self
         }
     }

@@ -32,7 +32,7 @@ pub(super) struct ResponseHead {
 }
 
 impl CacheableHead for ResponseHead {
-    fn fields_mut(&mut self) -> &mut HeaderMap {
+    fn fields_mut(&mut self, _: bool) -> &mut HeaderMap {
         &mut Arc::make_mut(&mut self.parts).headers
     }
 }
