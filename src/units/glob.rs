@@ -41,7 +41,8 @@ impl Glob {
     /// Whether this name fits the whole pattern. Upper and lower case differ.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
-        fits(self.0.as_bytes(), name.as_bytes())
+        // Also a pattern with stars fits itself.
+        *self.0 == *name || fits(self.0.as_bytes(), name.as_bytes())
     }
 
     /// Whether every name that fits `other` fits this pattern too.
