@@ -8,7 +8,7 @@ use bytes::{Buf, Bytes, BytesMut};
 pub(crate) mod changes;
 mod fields;
 mod mould;
-pub use fields::{HeaderSink, ResponseHeaders, with_fields};
+pub use fields::{HeaderSink, ResponseHeaders, put_line, with_fields};
 pub use mould::{CacheableHead, HeadCache, HeadMatch};
 
 /// Most bytes of chunk extensions and trailer fields in one message.

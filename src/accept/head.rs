@@ -1,6 +1,8 @@
 //! The head of a request, with what is derived from it once.
 
+use std::any::Any;
 use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
 use http::header::{CONNECTION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use http::request::Parts;
@@ -20,6 +22,8 @@ pub struct ParsedHead {
     has_id: bool,
     has_coding: bool,
     has_connection: bool,
+    /// See [`ParsedHead::memo`].
+    memo: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl ParsedHead {
@@ -30,7 +34,7 @@ impl ParsedHead {
         let has = |name| parts.headers.contains_key(name);
         let endpoint = Endpoint::find(parts.method.as_str(), parts.uri.path());
         let (has_id, has_coding, has_connection) = (has(X_REQUEST_ID), has(CONTENT_ENCODING), has(CONNECTION));
-        ParsedHead { refused, endpoint, has_id, has_coding, has_connection, parts }
+        ParsedHead { refused, endpoint, has_id, has_coding, has_connection, parts, memo: OnceLock::new() }
     }
 
     /// Checks it against the request rules.
@@ -68,8 +72,25 @@ impl ParsedHead {
         self.has_connection
     }
 
-    /// Its headers, to replace some of their values.
-    pub(super) fn fields_mut(&mut self) -> &mut HeaderMap {
+    /// What was made of a head with the same fields before, the length of the body aside.
+    #[must_use]
+    pub fn memo<T: Any>(&self) -> Option<&T> {
+        self.memo.get()?.downcast_ref()
+    }
+
+    /// Keeps what was made of this head's fields, but for the length of the body, for the next one.
+    pub fn keep_memo<T: Any + Send + Sync>(self: &Arc<Self>, made: &Arc<T>) {
+        // Only a head that its connection keeps, too, has a next one.
+        if Arc::strong_count(self) > 1 {
+            let _first_stays = self.memo.set(Arc::clone(made) as Arc<dyn Any + Send + Sync>);
+        }
+    }
+
+    /// Its headers, to replace some of their values. `only_length`: none but the body's length.
+    pub(super) fn fields_mut(&mut self, only_length: bool) -> &mut HeaderMap {
+        if !only_length {
+            self.memo.take();
+        }
         &mut self.parts.headers
     }
 

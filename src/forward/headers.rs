@@ -49,8 +49,6 @@ pub struct EngineHeaders<'a> {
     pub fixed: &'a [(HeaderName, HeaderValue)],
     /// Whether the client's own credential is forwarded.
     pub forward_authorization: bool,
-    /// The engine's authority.
-    pub host: Option<&'a HeaderValue>,
 }
 
 /// Properties of a request beside its headers and bytes.
@@ -67,8 +65,7 @@ pub struct RequestMeta {
 /// What the gateway tells an engine about the request's path.
 #[derive(Clone, Copy, Debug)]
 pub struct Hop<'a> {
-    /// The request id sent to the engine.
-    pub id: &'a [u8],
+
     /// The address of the client's connection, if one is known.
     pub address: Option<&'a str>,
     /// The client's HTTP version.
@@ -86,43 +83,86 @@ impl Hop<'_> {
     }
 }
 
-/// The headers for an engine, except `Content-Length`. An iterator consumed while the request is written,
-/// so that no map is built.
-pub fn for_engine<'a>(
-    client: &'a HeaderMap,
-    engine: &EngineHeaders<'a>,
-    sent: RequestMeta,
-    hop: Hop<'a>,
-) -> impl Iterator<Item = (&'a str, &'a [u8])> {
-    let EngineHeaders { fixed, forward_authorization, host } = *engine;
-    let named = if sent.names_hop_fields { named_by_connection(client) } else { Vec::new() };
-    // Headers from the pool's settings replace all others of that name.
-    let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
-    let crosses = move |(name, value): (&'a HeaderName, &'a HeaderValue)| {
-        let known = name.as_str();
-        let stays_here = match fate(known) {
-            HeaderAction::Passes => false,
-            HeaderAction::Underscored => {
-                let meant = known.replace('_', "-");
-                fate(&meant) != HeaderAction::Passes
-                    || is_fixed(&meant)
-                    || named.iter().any(|name| name.as_str() == meant)
+/// The lines of a request's head that are the same in every request of a client's connection whose
+/// fields are the same: those of the client that cross to the engines of a pool, and the pool's own.
+pub struct RequestLines {
+    text: Vec<u8>,
+    /// Where the id stands between them.
+    id_at: usize,
+    /// The pool's settings say what stands there instead.
+    fixes_host: bool,
+    fixes_id: bool,
+}
+
+impl RequestLines {
+    /// Those of a client with these fields.
+    #[must_use]
+    pub fn of(client: &HeaderMap, engine: &EngineHeaders<'_>, sent: RequestMeta, hop: Hop<'_>) -> Self {
+        let EngineHeaders { fixed, .. } = *engine;
+        let named = if sent.names_hop_fields { named_by_connection(client) } else { Vec::new() };
+        // What the pool's settings say stands in place of everything else of that name.
+        let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
+        let mut text = Vec::with_capacity(USUAL_LINES);
+        let mut put = |name: &str, value: &[u8]| {
+            if !is_fixed(name) {
+                framing::put_line(&mut text, name, value);
             }
-            HeaderAction::StaysHere => true,
-            HeaderAction::Credential => !forward_authorization,
-            HeaderAction::Coding => sent.decoded,
-            HeaderAction::Accepts => sent.inspected,
         };
-        (!stays_here && !named.contains(name)).then_some((known, value.as_bytes()))
+        for (name, value) in client {
+            if crosses(name, engine, sent, &named) {
+                put(name.as_str(), value.as_bytes());
+            }
+        }
+        if sent.inspected {
+            put("accept-encoding", b"identity");
+        }
+        if let Some(address) = hop.address {
+            put(names::X_FORWARDED_FOR, address.as_bytes());
+        }
+        let id_at = text.len();
+        let mut put = |name: &str, value: &[u8]| framing::put_line(&mut text, name, value);
+        if !is_fixed(names::VIA) {
+            put(names::VIA, hop.via());
+        }
+        fixed.iter().for_each(|(name, value)| put(name.as_str(), value.as_bytes()));
+        RequestLines { text, id_at, fixes_host: is_fixed("host"), fixes_id: is_fixed(names::REQUEST_ID) }
+    }
+
+    /// Puts them into a head, with what is not the same in all: the engine's authority, and the id under
+    /// which it has the request.
+    pub fn put(&self, head: &mut Vec<u8>, host: Option<&HeaderValue>, id: &[u8]) {
+        if let Some(host) = host.filter(|_| !self.fixes_host) {
+            framing::put_line(head, "host", host.as_bytes());
+        }
+        let (before_id, behind_id) = self.text.split_at(self.id_at);
+        head.extend_from_slice(before_id);
+        if !self.fixes_id {
+            framing::put_line(head, names::REQUEST_ID, id);
+        }
+        head.extend_from_slice(behind_id);
+    }
+}
+
+/// Room for the lines of most clients.
+const USUAL_LINES: usize = 512;
+
+/// Whether a field of the client crosses to an engine. `named`: those that `Connection` names.
+fn crosses(name: &HeaderName, engine: &EngineHeaders<'_>, sent: RequestMeta, named: &[HeaderName]) -> bool {
+    let known = name.as_str();
+    let stays_here = match fate(known) {
+        HeaderAction::Passes => false,
+        HeaderAction::Underscored => {
+            let meant = known.replace('_', "-");
+            fate(&meant) != HeaderAction::Passes
+                || engine.fixed.iter().any(|(own, _)| own.as_str() == meant)
+                || named.iter().any(|name| name.as_str() == meant)
+        }
+        HeaderAction::StaysHere => true,
+        HeaderAction::Credential => !engine.forward_authorization,
+        HeaderAction::Coding => sent.decoded,
+        HeaderAction::Accepts => sent.inspected,
     };
-    let of_client = client.iter().filter_map(crosses);
-    let coding = sent.inspected.then_some(("accept-encoding", &b"identity"[..]));
-    let host = host.map(|host| ("host", host.as_bytes()));
-    let from = hop.address.map(|address| (names::X_FORWARDED_FOR, address.as_bytes()));
-    let way = [(names::REQUEST_ID, hop.id), (names::VIA, hop.via())];
-    let ours = host.into_iter().chain(of_client).chain(coding).chain(from).chain(way);
-    let ours = ours.filter(move |(name, _)| !is_fixed(name));
-    ours.chain(fixed.iter().map(|(name, value)| (name.as_str(), value.as_bytes())))
+    !stays_here && !named.contains(name)
 }
 
 /// Whether the client's own credential is forwarded: it is not empty, and the pool does not replace
@@ -362,7 +402,7 @@ mod tests {
     use super::*;
     use crate::forward::GatewayHeaders;
     use crate::units::RequestId;
-    use http::header::ACCEPT_ENCODING;
+    use http::header::{ACCEPT_ENCODING, HOST};
 
     fn map(fields: &[(&str, &str)]) -> HeaderMap {
         let field = |(name, value): &(&str, &str)| {
@@ -378,12 +418,15 @@ mod tests {
     }
 
     fn sent_to(engine: &EngineHeaders<'_>, sent: RequestMeta, fields: &[(&str, &str)]) -> HeaderMap {
-        let client = map(fields);
-        let hop = Hop { id: b"up-1", address: Some("192.0.2.7"), version: Version::HTTP_11 };
-        let fields: Vec<(&str, &str)> = for_engine(&client, engine, sent, hop)
-            .map(|(name, value)| (name, std::str::from_utf8(value).unwrap()))
-            .collect();
-        map(&fields)
+        let hop = Hop { address: Some("192.0.2.7"), version: Version::HTTP_11 };
+        put(&RequestLines::of(&map(fields), engine, sent, hop), None)
+    }
+
+    fn put(lines: &RequestLines, host: Option<&'static str>) -> HeaderMap {
+        let mut head = Vec::new();
+        lines.put(&mut head, host.map(HeaderValue::from_static).as_ref(), b"up-1");
+        let lines = std::str::from_utf8(&head).unwrap().split_terminator("\r\n");
+        map(&lines.map(|line| line.split_once(": ").unwrap()).collect::<Vec<_>>())
     }
 
     fn to_client(engine: &HeaderMap, length: Option<u64>) -> HeaderMap {
@@ -460,11 +503,11 @@ mod tests {
             assert_eq!(said, expected, "{name}");
         }
         for (version, via) in [(Version::HTTP_10, "1.0 goodput"), (Version::HTTP_2, "2.0 goodput")] {
-            let hop = Hop { id: b"up-1", address: None, version };
-            let client = HeaderMap::new();
-            let engine = EngineHeaders::default();
-            let sent: Vec<_> = for_engine(&client, &engine, INSPECTED, hop).collect();
-            assert_eq!(sent[1..], [("x-request-id", &b"up-1"[..]), ("via", via.as_bytes())]);
+            let hop = Hop { address: None, version };
+            let sent = put(&RequestLines::of(&HeaderMap::new(), &EngineHeaders::default(), INSPECTED, hop), None);
+            let said: Vec<_> =
+                sent.iter().skip(1).map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+            assert_eq!(said, [("x-request-id", "up-1"), ("via", via)]);
         }
     }
 
@@ -491,7 +534,6 @@ mod tests {
         let engine = EngineHeaders {
             fixed: &[(HeaderName::from_static("x-team"), HeaderValue::from_static("ours"))],
             forward_authorization: true,
-            host: None,
         };
         let sent = sent_to(&engine, INSPECTED, &[("x_team", "theirs"), ("x_api_key", "k")]);
         assert_eq!((sent.get("x_team"), &sent["x-team"]), (None, &HeaderValue::from_static("ours")));
@@ -567,25 +609,41 @@ mod tests {
 
     #[test]
     fn a_pool_puts_its_own_credential_in_place_of_the_clients() {
-        let host = HeaderValue::from_static("vllm-0:8000");
         let engine = EngineHeaders {
             fixed: &[(AUTHORIZATION, HeaderValue::from_static("Bearer engine"))],
-            host: Some(&host),
             forward_authorization: true,
         };
         let sent = RequestMeta { inspected: false, ..INSPECTED };
         let headers = sent_to(&engine, sent, &[("authorization", "Bearer client"), ("host", "us")]);
         assert_eq!(headers.get_all("authorization").iter().count(), 1);
         assert_eq!(headers["authorization"], "Bearer engine");
-        assert_eq!(headers["host"], "vllm-0:8000");
         assert!(!headers.contains_key(ACCEPT_ENCODING));
+    }
+
+    #[test]
+    fn an_engine_is_called_by_its_own_name_or_by_what_its_pool_says() {
+        let fixed = [
+            (HOST, HeaderValue::from_static("pool")),
+            (HeaderName::from_static(REQUEST_ID), HeaderValue::from_static("all")),
+            (HeaderName::from_static(VIA), HeaderValue::from_static("1.1 pool")),
+        ];
+        for (fixed, host, id, via) in
+            [(&[][..], "vllm-0:8000", "up-1", "1.1 goodput"), (&fixed, "pool", "all", "1.1 pool")]
+        {
+            let (engine, hop) =
+                (EngineHeaders { fixed, ..EngineHeaders::default() }, Hop { address: None, version: Version::HTTP_11 });
+            let sent = put(&RequestLines::of(&map(&[("host", "us")]), &engine, INSPECTED, hop), Some("vllm-0:8000"));
+            for (name, value) in [("host", host), (REQUEST_ID, id), ("via", via)] {
+                assert_eq!(sent.get_all(name).iter().collect::<Vec<_>>(), [value]);
+            }
+        }
     }
 
     #[test]
     fn a_credential_counts_as_forwarded_only_where_it_was() {
         let pools = [(AUTHORIZATION, HeaderValue::from_static("Bearer engine"))];
         let forwards = |fixed, fields: &[(&str, &str)]| {
-            let engine = EngineHeaders { fixed, forward_authorization: true, host: None };
+            let engine = EngineHeaders { fixed, forward_authorization: true };
             forwards_credential(&map(fields), &engine)
         };
         for (fields, expected) in [

@@ -23,6 +23,7 @@ use http::response;
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::{Mutex, RwLock};
 
+use super::headers::Content;
 use crate::clock::Clock;
 use crate::dial::{BoxedIo, Dial, EngineAddress, Roots, is_lack, is_refusal};
 use crate::framing::{Decoded, Framing, FramingError};
@@ -142,6 +143,8 @@ pub struct UpstreamResponse {
     /// Its head, shared with the connection, which derives the next head from it: mostly equal, and then
     /// without a copy.
     pub head: Arc<response::Parts>,
+    /// What its fields say of the body.
+    pub content: Content,
     /// Its body, which owns the connection.
     pub body: UpstreamBody,
 }
@@ -439,12 +442,12 @@ impl Future for PendingResponse {
                 Ok(_) => match head::take(&mut wire.buffer, &mut this.interim, &mut wire.known) {
                     Ok(None) => continue,
                     Ok(Some(head)) => {
-                        let head::ResponseHead { parts, framing, stays } = head;
+                        let head::ResponseHead { parts, content, framing, stays } = head;
                         let unsent = this.unsent.take().map(Box::new);
                         let stays = stays && !this.stuck;
                         let mut body = UpstreamBody { framing, line: this.line.take(), unsent, stays };
                         body.give_back_at_end();
-                        return Poll::Ready(Ok(UpstreamResponse { head: parts, body }));
+                        return Poll::Ready(Ok(UpstreamResponse { head: parts, content, body }));
                     }
                     Err(why) => why,
                 },

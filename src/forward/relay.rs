@@ -848,8 +848,7 @@ fn may_be_error(body: impl Iterator<Item = u8>) -> bool {
 
 /// The stream behind a head of our own, if one came.
 fn stream_of(opened: Result<UpstreamResponse, ConnectError>) -> Result<UpstreamBody, Rejection> {
-    let UpstreamResponse { head, body } = opened.map_err(|failed| failed.refusal())?;
-    let content = Content::of(&head.headers);
+    let UpstreamResponse { head, content, body } = opened.map_err(|failed| failed.refusal())?;
     match head.status.is_success() {
         // The early head names no coding, so coded bytes would be noise to the client.
         true if content.is_coded => Err(Rejection::EngineCoded),

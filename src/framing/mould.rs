@@ -10,7 +10,10 @@
 use std::mem;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::header::{
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
+    TRANSFER_ENCODING,
+};
 use memchr::memchr;
 
 use super::stated_length;
@@ -24,8 +27,8 @@ const MOST_IN_VAIN: u8 = 8;
 
 /// A parsed head.
 pub trait CacheableHead: Clone {
-    /// Its headers, to replace some of their values.
-    fn fields_mut(&mut self) -> &mut HeaderMap;
+    /// Its headers, to replace some of their values. `only_length`: none but the body's length.
+    fn fields_mut(&mut self, only_length: bool) -> &mut HeaderMap;
 }
 
 /// The last fully parsed head of a connection, as a template for the next ones. The first head of a
@@ -58,7 +61,10 @@ impl<H: CacheableHead> HeadCache<H> {
         let mut fit = mould.fit(bytes).filter(|fit| fit.length <= longest)?;
         let changed = mem::take(&mut fit.changed);
         if *filled != 0 || !changed.is_empty() {
-            *filled = mould.fill(head.fields_mut(), changed, *filled);
+            let is_length = |line: usize| mould.slots[line].kind == SlotKind::Length;
+            let only_length = changed.iter().all(|(line, _)| is_length(*line))
+                && (0..mould.slots.len()).all(|line| *filled & 1 << line == 0 || is_length(line));
+            *filled = mould.fill(head.fields_mut(only_length), changed, *filled);
         }
         self.in_full = 1;
         Some((head, fit))
@@ -181,7 +187,7 @@ impl HeadTemplate {
 
 /// None if other lines depend on this value.
 fn kind_of(name: &HeaderName) -> Option<SlotKind> {
-    let fixed = [CONNECTION, HOST, TRANSFER_ENCODING];
+    let fixed = [CONNECTION, HOST, TRANSFER_ENCODING, CONTENT_TYPE, CONTENT_ENCODING];
     match name {
         name if *name == EXPECT => None,
         name if *name == CONTENT_LENGTH => Some(SlotKind::Length),
@@ -212,7 +218,7 @@ mod tests {
     }
 
     impl CacheableHead for HeaderMap {
-        fn fields_mut(&mut self) -> &mut HeaderMap {
+        fn fields_mut(&mut self, _: bool) -> &mut HeaderMap {
             self
         }
     }

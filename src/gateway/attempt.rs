@@ -17,7 +17,7 @@ use super::upstream::{UpstreamRequest, Upstreams};
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::forward::deadlines::earlier;
-use crate::forward::headers::{self, Content, EngineHeaders, Hop, Media, RequestMeta};
+use crate::forward::headers::{Content, EngineHeaders, Hop, Media, RequestLines, RequestMeta};
 use crate::forward::lines::{RequestWriter, UpstreamResponse};
 use crate::forward::{
     AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, DeadlineAction, Deadlines, HoldError, Relay,
@@ -27,7 +27,7 @@ use crate::observe::{Expect, Observer, Reader, TimeoutKind};
 use crate::refuse::Rejection;
 use crate::rewrite::{self, EditPlan, Edits, EventGate, ReasoningEdit};
 use crate::route::retry::{self, Attempts, Happened, Injection};
-use crate::route::settings::{EngineAddress, EngineKind};
+use crate::route::settings::{EngineAddress, EngineKind, Pool};
 use crate::route::{DepartureWatch, Signals, Work};
 use crate::units::{Dialect, EngineId, PoolId, Tick};
 
@@ -145,6 +145,37 @@ pub(super) struct Attempt<'a> {
     pub(super) at: usize,
 }
 
+/// The fields of a client as they go to the engines of a pool: kept with the client's head, which most
+/// clients repeat.
+struct PassedFields {
+    /// What they were made for.
+    pool: Arc<Pool>,
+    sent: RequestMeta,
+    address: Option<Box<str>>,
+    lines: RequestLines,
+}
+
+impl PassedFields {
+    fn of(attempt: &Attempt<'_>) -> Self {
+        let Attempt { request, bound, .. } = attempt;
+        let arrived = request.context.arrived;
+        let engine =
+            EngineHeaders { fixed: &bound.fixed_headers, forward_authorization: bound.settings.forward_authorization };
+        let (sent, address) = (attempt.meta(), arrived.client.address());
+        let hop = Hop { address, version: arrived.head.version };
+        let lines = RequestLines::of(&arrived.head.headers, &engine, sent, hop);
+        PassedFields { pool: Arc::clone(&bound.settings), sent, address: address.map(Box::from), lines }
+    }
+
+    /// Whether an attempt would make the same of the same head. (A pool's own fields come from its
+    /// settings alone.)
+    fn are_for(&self, attempt: &Attempt<'_>) -> bool {
+        Arc::ptr_eq(&self.pool, &attempt.bound.settings)
+            && self.sent == attempt.meta()
+            && self.address.as_deref() == attempt.request.context.arrived.client.address()
+    }
+}
+
 /// When and with which injection an engine was sent the request.
 #[derive(Clone, Copy)]
 struct Dispatch {
@@ -202,8 +233,8 @@ impl Attempt<'_> {
             HeadResult::Departs => self.departed(),
             HeadResult::Ended(refusal) => AttemptResult::Ended(refusal),
             HeadResult::Ours => self.wait_behind_early_head(opening, &edits, deadlines, work.take(), held, asked),
-            HeadResult::Came(UpstreamResponse { head, body }) => {
-                let (status, head) = (head.status, UpstreamHead::of(head));
+            HeadResult::Came(UpstreamResponse { head, content, body }) => {
+                let (status, head) = (head.status, UpstreamHead { parts: head, content });
                 let reader = self.reader(status, head.content);
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
@@ -372,22 +403,16 @@ impl Attempt<'_> {
 
     fn call(&self, edits: &Edits, at: Tick) -> AttemptRequest {
         let request = self.request;
-        let sent = RequestMeta {
-            inspected: request.context.is_judged,
-            decoded: request.context.body.was_coded,
-            names_hop_fields: request.context.arrived.head.has_connection(),
+        let head = &request.context.arrived.head;
+        let made;
+        let fields = match head.memo::<PassedFields>().filter(|known| known.are_for(self)) {
+            Some(known) => known,
+            None => {
+                made = Arc::new(PassedFields::of(self));
+                head.keep_memo(&made);
+                &made
+            }
         };
-        let engine = EngineHeaders {
-            fixed: &self.bound.fixed_headers,
-            forward_authorization: self.bound.settings.forward_authorization,
-            host: self.host.as_ref(),
-        };
-        let hop = Hop {
-            id: &request.upstream_id,
-            address: request.context.arrived.client.address(),
-            version: request.context.arrived.head.version,
-        };
-        let fields = headers::for_engine(&request.context.arrived.head.headers, &engine, sent, hop);
         let body = rewrite::apply(request.context.body.frames.as_slice(), &edits.splices);
         AttemptRequest {
             lines: Arc::clone(self.upstreams.lines),
@@ -396,14 +421,23 @@ impl Attempt<'_> {
             address: Arc::clone(self.address),
             // The engine's path prefix precedes the client's path and query.
             request: RequestWriter::new(
-                request.context.arrived.head.method.as_str(),
+                head.method.as_str(),
                 &self.address.base,
-                request.context.target().as_str(),
-                fields,
+                &request.context.target(),
+                |head| fields.lines.put(head, self.host.as_ref(), &request.upstream_id),
                 body,
             ),
             fresh: self.fresh,
             at,
+        }
+    }
+
+    /// What is told of the request beside its fields.
+    fn meta(&self) -> RequestMeta {
+        RequestMeta {
+            inspected: self.request.context.is_judged,
+            decoded: self.request.context.body.was_coded,
+            names_hop_fields: self.request.context.arrived.head.has_connection(),
         }
     }
 

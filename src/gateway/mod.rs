@@ -227,8 +227,8 @@ impl Gateway {
             let rejection = Rejection::BadHead { status: why.status().as_u16(), advice: why.advice() };
             return arrived.reject(&rejection, None);
         }
-        let mut active = RequestGuard::new(self.recorder.open(arrived.id.clone(), arrived.arrival));
-        active.read_by(&arrived.client);
+        let active = self.recorder.open(arrived.id.clone(), arrived.arrival, arrived.client.clone());
+        let mut active = RequestGuard::new(active);
         match self.serve(live, &mut active, arrived, body).await {
             Ok(Served::Relayed(context, selected)) => context.relay(selected, active),
             Ok(Served::Own(mut response)) => {

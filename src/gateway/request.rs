@@ -1,9 +1,8 @@
 //! A request from its head ([`ArrivedRequest`]) to its context once its body was read
 //! ([`RequestContext`]), which is built once, before admission, and borrowed from there on.
 
+use std::borrow::Cow;
 use std::sync::Arc;
-
-use http::uri::PathAndQuery;
 
 use super::early::EarlyHeadSlot;
 use super::house::GatewayState;
@@ -128,15 +127,15 @@ impl RequestContext<'_> {
     }
 
     /// Path and query for the engine: the canonical path and the original query.
-    pub(super) fn target(&self) -> PathAndQuery {
+    pub(super) fn target(&self) -> Cow<'_, str> {
         let path = self.endpoint.path();
         match self.arrived.head.uri.path_and_query() {
-            Some(target) if target.path() == path => target.clone(),
-            Some(target) => {
-                let query = target.query().map_or_else(String::new, |query| format!("?{query}"));
-                PathAndQuery::try_from([path, &query].concat()).expect("a path of ours, a query that was parsed")
-            }
-            None => PathAndQuery::from_static(path),
+            Some(target) if target.path() == path => Cow::Borrowed(target.as_str()),
+            Some(target) => match target.query() {
+                Some(query) => Cow::Owned([path, "?", query].concat()),
+                None => Cow::Borrowed(path),
+            },
+            None => Cow::Borrowed(path),
         }
     }
 }

@@ -65,6 +65,9 @@ impl BodyMemoryGuard {
     fn hold(&mut self, bytes: u64, decoder: u64) -> Result<(), Rejection> {
         let first = bytes.min(FIRST) + decoder.min(FIRST_OF_DECODER);
         let rest = bytes.saturating_sub(FIRST) + decoder.saturating_sub(FIRST_OF_DECODER);
+        if (first, rest) == (self.first, self.rest) {
+            return Ok(());
+        }
         let (first_grows, rest_grows) = (first > self.first, rest > self.rest);
         let firsts = change(&self.of.firsts, &mut self.first, first);
         let rests = change(&self.of.rests, &mut self.rest, rest);

@@ -89,7 +89,7 @@ impl UpstreamRequest<'_> {
 
     pub(super) fn forwards_credential(&self, bound: &PoolHandle) -> bool {
         let forward_authorization = bound.settings.forward_authorization;
-        let engine = EngineHeaders { fixed: &bound.fixed_headers, forward_authorization, host: None };
+        let engine = EngineHeaders { fixed: &bound.fixed_headers, forward_authorization };
         headers::forwards_credential(&self.context.arrived.head.headers, &engine)
     }
 }

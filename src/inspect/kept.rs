@@ -93,6 +93,11 @@ impl<'a> ScalarValue<'a> {
     }
 
     pub(super) fn whole(self) -> IntegerValue {
+        // Nearly all are a few digits.
+        if !self.is_over && (1..=18).contains(&self.text.len()) && self.text.iter().all(u8::is_ascii_digit) {
+            let push = |count: u64, digit: &u8| 10 * count + u64::from(digit - b'0');
+            return IntegerValue::Count(self.text.iter().fold(0, push));
+        }
         let (is_negative, number) = match self.text {
             [b'-', number @ ..] => (true, number),
             number => (false, number),

@@ -1,7 +1,7 @@
 //! Progress of a running stream, for the gauge of overdue requests.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use crate::observe::Choice;
 use crate::units::{ClientState, Tick};
@@ -26,7 +26,7 @@ struct Inner {
     /// Tokens per event, learned from the engine: the bits of a float.
     ratio: AtomicU64,
     itl_broke: AtomicU64,
-    client: OnceLock<ClientState>,
+    client: ClientState,
     is_finished: AtomicBool,
 }
 
@@ -35,6 +35,16 @@ const NEVER: u64 = u64::MAX;
 impl Default for ProgressCell {
     /// Without a token.
     fn default() -> Self {
+        ProgressCell::read_by(ClientState::default())
+    }
+}
+
+impl ProgressCell {
+    /// No token yet. What is not broken by the moment at which this client stops reading is its own
+    /// doing, but for a first token that has not come. Asked of the client itself: nobody drives a
+    /// relay whose bytes are refused.
+    #[must_use]
+    pub fn read_by(client: ClientState) -> Self {
         ProgressCell(Arc::new(Inner {
             first_token: AtomicU64::new(NEVER),
             first_visible: AtomicU64::new(NEVER),
@@ -42,13 +52,11 @@ impl Default for ProgressCell {
             events: AtomicU64::new(0),
             ratio: AtomicU64::new(1.0_f64.to_bits()),
             itl_broke: AtomicU64::new(NEVER),
-            client: OnceLock::new(),
+            client,
             is_finished: AtomicBool::new(false),
         }))
     }
-}
 
-impl ProgressCell {
     /// Sets the expected tokens per event.
     pub fn expects(&self, tokens_per_event: f64) {
         self.0.ratio.store(tokens_per_event.to_bits(), Ordering::Relaxed);
@@ -80,15 +88,8 @@ impl ProgressCell {
         self.0.is_finished.store(is_finished, Ordering::Relaxed);
     }
 
-    /// Sets the client that reads the stream. Objectives unbroken when this client stops reading are its own
-    /// doing, except a missing first token. The client's own state is read, because a relay whose bytes
-    /// are refused is not polled.
-    pub fn read_by(&self, client: &ClientState) {
-        let _ = self.0.client.set(client.clone());
-    }
-
-    /// Whether a leave at `at` would be a late cancel (`canceled_late`), for a request in the state `waiting`
-    /// apart from its tokens, with `choices` choices.
+    /// Whether a client that left at `at` would make a late cancel of it (`canceled_late`): a request
+    /// that stands as `waiting` says but for its tokens, and has `choices` choices.
     #[must_use]
     pub fn is_overdue(
         &self,
@@ -121,7 +122,7 @@ impl ProgressCell {
             itl_broke: moment(&self.0.itl_broke),
             ..*waiting
         };
-        match self.0.client.get().and_then(|client| client.limited_since(at)) {
+        match self.0.client.limited_since(at) {
             None => is_broken_at(&progress, objectives, case, at),
             Some(since) => {
                 let waits = ttft_breaks(&progress, objectives).filter(|_| streamed).is_some_and(|breaks| at > breaks);

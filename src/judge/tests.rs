@@ -678,8 +678,8 @@ fn a_whole_answer_whose_client_does_not_read_has_no_ttft_to_be_late_with() {
     let late = Timeline { ending: Ending::WriteStalled, finish: None, ..whole(60_000, 20) };
     assert_eq!(outcome(&limited(late, &[], 0, 700), &chat()), excluded(Excluded::ClientLimited));
     // It is not overdue either.
-    let (pulse, client) = (ProgressCell::default(), ClientState::default());
-    pulse.read_by(&client);
+    let client = ClientState::default();
+    let pulse = ProgressCell::read_by(client.clone());
     client.refuses(at(700));
     let waiting = Progress::waiting(at(0), true, false);
     assert!(!pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(90_000)));
@@ -818,8 +818,8 @@ fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_f
     let waiting = Progress::waiting(at(0), true, true);
     let overdue = |pulse: &ProgressCell, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
     let refusing = |since| {
-        let (pulse, client) = (ProgressCell::default(), ClientState::default());
-        pulse.read_by(&client);
+        let client = ClientState::default();
+        let pulse = ProgressCell::read_by(client.clone());
         client.refuses(at(since));
         pulse
     };

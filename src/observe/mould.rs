@@ -264,17 +264,31 @@ impl TemplateMatch {
     }
 }
 
-/// Number of digits at the start of `bytes`; None if they could overflow.
+/// Digits of the longest count that is read: few enough never to overflow.
+const MOST_DIGITS: usize = 18;
+
+/// How many digits the count has with which the bytes begin.
 fn digits(bytes: &[u8]) -> Option<usize> {
     let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let is_count = (1..=18).contains(&digits) && (bytes[0] != b'0' || digits == 1);
-    is_count.then_some(digits)
+    is_count(bytes, digits).then_some(digits)
+}
+
+/// Whether so many digits at the beginning of these bytes are a count.
+fn is_count(bytes: &[u8], digits: usize) -> bool {
+    (1..=MOST_DIGITS).contains(&digits) && (bytes[0] != b'0' || digits == 1)
 }
 
 /// A count, and the bytes behind it.
 fn count(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let (digits, rest) = bytes.split_at(digits(bytes)?);
-    Some((digits.iter().fold(0, |count, digit| count * 10 + u64::from(digit - b'0')), rest))
+    let (mut count, mut digits) = (0, 0);
+    while let Some(digit @ b'0'..=b'9') = bytes.get(digits) {
+        if digits == MOST_DIGITS {
+            return None;
+        }
+        count = count * 10 + u64::from(digit - b'0');
+        digits += 1;
+    }
+    is_count(bytes, digits).then(|| (count, &bytes[digits..]))
 }
 
 /// The bytes behind a number of any kind.

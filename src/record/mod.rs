@@ -57,7 +57,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::units::{ClassId, Doorstep, EngineId, PoolId, RequestId, Tick, Tokens};
+use crate::units::{ClassId, ClientState, Doorstep, EngineId, PoolId, RequestId, Tick, Tokens};
 
 use engine_stats::EngineStats;
 use finished::SharedRecord;
@@ -270,9 +270,9 @@ impl Recorder {
         self.0.metrics.series()
     }
 
-    /// Opens the record of a request that arrived.
-    pub fn open(&self, request_id: RequestId, arrival: Tick) -> ActiveRequest {
-        ActiveRequest::new(self.clone(), self.0.open.add(), request_id, arrival)
+    /// A request of this client arrived.
+    pub fn open(&self, request_id: RequestId, arrival: Tick, client: ClientState) -> ActiveRequest {
+        ActiveRequest::new(self.clone(), self.0.open.add(client), request_id, arrival)
     }
 
     /// Counts one request and writes its line. Nothing else counts requests.

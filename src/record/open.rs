@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::judge::{Progress, ProgressCell};
-use crate::units::{ClassId, PoolId, Tick};
+use crate::units::{ClassId, ClientState, PoolId, Tick};
 
 use super::visit::RequestPolicy;
 
@@ -63,10 +63,10 @@ struct InFlightSlots {
 }
 
 impl InFlightRegistry {
-    pub(super) fn add(&self) -> Arc<InFlightRequest> {
+    pub(super) fn add(&self, client: ClientState) -> Arc<InFlightRequest> {
         let mut slots = self.0.lock();
         let slot = slots.free.pop().unwrap_or(slots.visits.len());
-        let open = Arc::new(InFlightRequest { slot, pulse: ProgressCell::default(), standing: Mutex::default() });
+        let open = Arc::new(InFlightRequest { slot, pulse: ProgressCell::read_by(client), standing: Mutex::default() });
         match slots.visits.get_mut(slot) {
             Some(empty) => *empty = Some(open.clone()),
             None => slots.visits.push(Some(open.clone())),

@@ -12,7 +12,7 @@ use crate::judge::{Case, Excluded, Missed, Objective, ObjectiveState, Objectives
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::record::settings::{MetricLabels, RequestLabel};
 use crate::refuse::Rejection;
-use crate::units::{Dialect, Endpoint, LengthBucket, TenantId, Tokens};
+use crate::units::{ClientState, Dialect, Endpoint, LengthBucket, TenantId, Tokens};
 
 pub(super) fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -144,7 +144,7 @@ pub(super) fn finished(verdict: Verdict) -> RequestRecord {
 }
 
 fn accept(recorder: &Recorder, id: RequestId, arrival: Tick) -> RequestGuard {
-    RequestGuard::new(recorder.open(id, arrival))
+    RequestGuard::new(recorder.open(id, arrival, ClientState::default()))
 }
 
 fn end(request: RequestGuard, timeline: Timeline, rejection: Option<&Rejection>) {

@@ -147,12 +147,7 @@ impl ActiveRequest {
         &self.fields.request_id
     }
 
-    /// Sets the client, which may stop reading.
-    pub fn read_by(&self, client: &ClientState) {
-        self.gauge.open.pulse.read_by(client);
-    }
-
-    /// Sets its API path, and whether its responses are judged.
+    /// Which of our paths it came to, and whether answers there are judged.
     pub fn comes_to(&mut self, endpoint: Endpoint, is_judged: bool) {
         let fields = &mut *self.fields;
         (fields.endpoint, fields.is_unjudged) = (Some(endpoint), !is_judged);

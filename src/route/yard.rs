@@ -31,9 +31,24 @@ mod panic;
 pub struct Yard {
     id: PoolId,
     pub(super) inner: Mutex<Inner>,
-    served: RwLock<Vec<(Endpoint, Models)>>,
+    served: RwLock<ServedModels>,
     /// Which engines list which models.
     pub(super) listed: RwLock<Listed>,
+}
+
+/// Which models the engines of a pool have served, on which paths.
+#[derive(Debug, Default)]
+struct ServedModels {
+    /// What was noted last: all there is in most pools.
+    last: Option<(Endpoint, Box<str>)>,
+    all: Vec<(Endpoint, Models)>,
+}
+
+impl ServedModels {
+    fn has(&self, endpoint: Endpoint, model: &str) -> bool {
+        let is_last = self.last.as_ref().is_some_and(|(path, name)| *path == endpoint && **name == *model);
+        is_last || self.all.iter().any(|(path, models)| *path == endpoint && models.contains(model))
+    }
 }
 
 /// Model names.
@@ -156,7 +171,7 @@ impl Yard {
     }
 
     pub(super) fn has_served(&self, endpoint: Endpoint, model: &str) -> bool {
-        self.served.read().iter().any(|(served, models)| *served == endpoint && models.contains(model))
+        self.served.read().has(endpoint, model)
     }
 
     pub(super) fn note_served(&self, endpoint: Endpoint, model: &str) {
@@ -164,12 +179,13 @@ impl Yard {
             return;
         }
         let mut served = self.served.write();
-        if served.iter().map(|(_, models)| models.len()).sum::<usize>() >= SERVED_NAMES {
+        if served.all.iter().map(|(_, models)| models.len()).sum::<usize>() >= SERVED_NAMES {
             return;
         }
-        match served.iter_mut().find(|(served, _)| *served == endpoint) {
+        served.last = Some((endpoint, model.into()));
+        match served.all.iter_mut().find(|(path, _)| *path == endpoint) {
             Some((_, models)) => drop(models.insert(model.into())),
-            None => served.push((endpoint, std::iter::once(Box::from(model)).collect())),
+            None => served.all.push((endpoint, std::iter::once(Box::from(model)).collect())),
         }
     }
 
@@ -428,6 +444,8 @@ impl Inner {
             && let Some(engine) = self.engines[place].as_ref()
         {
             let load = match self.settings.balance {
+                // An only engine is compared with nobody.
+                _ if self.engines.len() == 1 => key.load,
                 Balance::RoundRobin => engine.last_turn,
                 _ => engine.load_again(),
             };

@@ -6,7 +6,6 @@ pub fn push_number(text: &mut Vec<u8>, value: u64) {
         return push_large(text, value);
     }
     // Most values are small: three digits are always copied (no call) and then truncated.
-    let digit = |value: u64| b'0' + (value % 10) as u8;
     let (digits, length) = match value {
         0..10 => ([digit(value), 0, 0], 1),
         10..100 => ([digit(value / 10), digit(value), 0], 2),
@@ -17,6 +16,11 @@ pub fn push_number(text: &mut Vec<u8>, value: u64) {
     text.truncate(end);
 }
 
+/// The last digit of a number.
+const fn digit(value: u64) -> u8 {
+    b'0' + (value % 10) as u8
+}
+
 /// Separate from the short path so that its buffer is set up only here.
 #[inline(never)]
 fn push_large(text: &mut Vec<u8>, value: u64) {
@@ -25,10 +29,13 @@ fn push_large(text: &mut Vec<u8>, value: u64) {
 
 /// Appends `value` thousandths as a number with three decimals.
 pub fn push_thousandths(text: &mut Vec<u8>, value: u64) {
+    if value == 0 {
+        // Most of what is counted so are waits, and most waits are none.
+        return text.extend_from_slice(b"0.000");
+    }
     push_number(text, value / 1000);
-    let mut decimals = *b".000";
-    put_digits(&mut decimals[1..], value % 1000);
-    text.extend_from_slice(&decimals);
+    let decimals = value % 1000;
+    text.extend_from_slice(&[b'.', digit(decimals / 100), digit(decimals / 10), digit(decimals)]);
 }
 
 /// Writes the lowest decimal digits of `value`, right-aligned, filling `room`.

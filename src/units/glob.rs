@@ -41,7 +41,8 @@ impl Glob {
     /// Whether `name` matches the whole pattern. Case-sensitive.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
-        fits(self.0.as_bytes(), name.as_bytes())
+        // Also a pattern with stars fits itself.
+        *self.0 == *name || fits(self.0.as_bytes(), name.as_bytes())
     }
 
     /// Whether every name matched by `other` is matched by this pattern too.

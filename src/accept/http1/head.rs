@@ -42,8 +42,8 @@ pub(super) struct RequestHead {
 }
 
 impl CacheableHead for RequestHead {
-    fn fields_mut(&mut self) -> &mut HeaderMap {
-        Arc::make_mut(&mut self.head).fields_mut()
+    fn fields_mut(&mut self, only_length: bool) -> &mut HeaderMap {
+        Arc::make_mut(&mut self.head).fields_mut(only_length)
     }
 }
 
@@ -240,6 +240,26 @@ mod tests {
             let version = if is_old { "1.0" } else { "1.1" };
             lines.iter().fold(format!("POST /a HTTP/{version}\r\n"), |head, line| head + line + "\r\n") + "\r\n"
         })
+    }
+
+    #[test]
+    fn what_was_made_of_a_head_stays_while_only_its_length_is_another() {
+        let mut known = HeadCache::default();
+        let mut next = |id: &str, length: u8| {
+            let head = format!("POST /a HTTP/1.1\r\nhost: g\r\nx-id: {id}\r\ncontent-length: {length}\r\n\r\n");
+            let head = take(&mut BytesMut::from(head.as_bytes()), &mut 0, &mut known, LIMITS).unwrap().unwrap().head;
+            let memo = head.memo::<u8>().copied();
+            head.keep_memo(&Arc::new(length));
+            (memo, head)
+        };
+        // Nobody keeps the first head; the second one is known from then on.
+        assert_eq!([1, 2, 3, 40].map(|length| next("a", length).0), [None, None, Some(2), Some(2)]);
+        assert_eq!([5, 6].map(|length| next("b", length).0), [None, None], "another value in each");
+        assert_eq!([7, 8].map(|length| next("a", length).0), [None, Some(7)], "its own again");
+        // One that is still being served keeps what was made of it.
+        let (memo, served) = next("a", 9);
+        assert_eq!((memo, next("b", 9).0, served.memo::<u8>()), (Some(7), None, Some(&7)));
+        assert_eq!(served.memo::<u16>(), None);
     }
 
     fn taken(bytes: &[u8], known: &mut HeadCache<RequestHead>) -> (String, usize, usize) {

@@ -10,6 +10,7 @@ use http::{Response, StatusCode, Version, response};
 use hyper::ext::ReasonPhrase;
 
 use super::{BUFFER, ResponseError};
+use crate::forward::headers::Content;
 use crate::framing::{self, CacheableHead, Framing, HeadCache};
 
 /// Most bytes of interim responses before a response.
@@ -22,13 +23,16 @@ const MOST_LINES: usize = 100;
 #[derive(Clone, Debug)]
 pub(super) struct ResponseHead {
     pub parts: Arc<response::Parts>,
+    /// What its fields say of the body: the values that decide it are the same in every head that is
+    /// made of this one ([`framing::HeadCache`]).
+    pub content: Content,
     pub framing: Framing,
     /// Whether the connection may be reused.
     pub stays: bool,
 }
 
 impl CacheableHead for ResponseHead {
-    fn fields_mut(&mut self) -> &mut HeaderMap {
+    fn fields_mut(&mut self, _: bool) -> &mut HeaderMap {
         &mut Arc::make_mut(&mut self.parts).headers
     }
 }
@@ -66,7 +70,8 @@ pub(super) fn take(
                 let stays = said.stays(parts.version) && framing != Framing::ToEnd;
                 // The version towards the client is negotiated separately.
                 parts.version = Version::HTTP_11;
-                let head = ResponseHead { parts: Arc::new(parts), framing, stays };
+                let content = Content::of(&parts.headers);
+                let head = ResponseHead { parts: Arc::new(parts), content, framing, stays };
                 if !is_bodiless(head.parts.status) {
                     known.learn(&head, &head.parts.headers, &text, lines);
                 }

@@ -10,6 +10,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::AsyncWrite;
 
 use crate::dial::BoxedIo;
+use crate::framing::put_line;
 use crate::units::decimal::push_number;
 
 /// Bodies up to this length are copied behind the head, because one plain write is cheaper than a
@@ -40,17 +41,18 @@ impl RequestWriter {
         fields: impl Iterator<Item = (&'a str, &'a [u8])>,
         body: Cow<'_, [Bytes]>,
     ) -> Self {
-        Self::new("POST", prefix, target, fields, body)
+        let put = |head: &mut Vec<u8>| fields.for_each(|(name, value)| put_line(head, name, value));
+        Self::new("POST", prefix, target, put, body)
     }
 
     /// A request with this method, the target `prefix` + `target` and these headers; `Content-Length` is
     /// appended.
     #[must_use]
-    pub fn new<'a>(
+    pub fn new(
         method: &str,
         prefix: &str,
         target: &str,
-        fields: impl Iterator<Item = (&'a str, &'a [u8])>,
+        put_fields: impl FnOnce(&mut Vec<u8>),
         body: Cow<'_, [Bytes]>,
     ) -> Self {
         let length: usize = body.iter().map(Bytes::len).sum();
@@ -61,13 +63,7 @@ impl RequestWriter {
         head.extend_from_slice(prefix.as_bytes());
         head.extend_from_slice(target.as_bytes());
         head.extend_from_slice(b" HTTP/1.1\r\n");
-        // Internal iteration, because it is cheaper for a chained iterator.
-        fields.for_each(|(name, value)| {
-            head.extend_from_slice(name.as_bytes());
-            head.extend_from_slice(b": ");
-            head.extend_from_slice(value);
-            head.extend_from_slice(b"\r\n");
-        });
+        put_fields(&mut head);
         head.extend_from_slice(b"content-length: ");
         push_number(&mut head, length as u64);
         head.extend_from_slice(b"\r\n\r\n");
