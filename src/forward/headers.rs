@@ -65,7 +65,6 @@ pub struct RequestMeta {
 /// What the gateway tells an engine about the request's path.
 #[derive(Clone, Copy, Debug)]
 pub struct Hop<'a> {
-
     /// The address of the client's connection, if one is known.
     pub address: Option<&'a str>,
     /// The client's HTTP version.
