@@ -598,6 +598,8 @@ block! {
         may drop_labels: OneOrMany<Located<EnumWord<RequestLabel>>>,
         /// Whether histograms have the label `model` too. Default: false.
         may histograms_by_model: Located<bool>,
+        /// Whether each engine has series of its own: met, judged, TTFT and TPOT. Default: false.
+        may series_by_engine: Located<bool>,
         /// Export of spans.
         may otlp: Unimplemented,
         /// The record of every request.

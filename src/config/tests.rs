@@ -279,7 +279,7 @@ fn config_goodput_loads_with_its_commented_keys() {
         _ => line.to_owned(),
     });
     let text = lines.collect::<Vec<_>>().join("\n");
-    assert_eq!(uncommented, 9);
+    assert_eq!(uncommented, 10);
     let settings = good(&text);
     assert!(settings.listen.tls.is_some());
     assert_eq!(settings.admin.unwrap().token.unwrap().expose_secret(), "tok-1");
@@ -364,6 +364,7 @@ fn what_is_not_written_has_its_default() {
     assert_eq!(labels("drop_labels: tenant"), dropped(&[RequestLabel::Tenant]));
     assert_eq!(labels("drop_labels: [length, pool]"), dropped(&[RequestLabel::Length, RequestLabel::Pool]));
     assert!(labels("histograms_by_model: true").histograms_by_model);
+    assert!(labels("series_by_engine: true").series_by_engine && !labels("drop_labels: tenant").series_by_engine);
 }
 
 #[test]

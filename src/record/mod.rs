@@ -174,6 +174,7 @@ impl Recorder {
         let table = self.0.table.load().bind(&self.0.metrics, shape, self.now());
         self.0.misses.keep_classes(&table.current);
         self.0.table.store(Arc::new(table));
+        self.0.engine_stats.set_series(&self.0.metrics, shape.labels.series_by_engine);
         let series = self.0.metrics.series();
         if series > MANY_SERIES {
             tracing::warn!(
@@ -199,7 +200,7 @@ impl Recorder {
         let finished = finished.into();
         let table = self.0.table.load();
         table.note(&finished);
-        self.0.engine_stats.note(&finished);
+        self.0.engine_stats.note(&self.0.metrics, &finished);
         self.0.misses.note(&finished, table.default_class());
         if let Some(access) = &self.0.access {
             let written = access.write(finished);
@@ -257,6 +258,8 @@ impl Recorder {
 
     /// The engines of all pools, as they are now: what is said of them replaces all that was.
     pub fn engines(&self, engines: Vec<(PoolId, EngineId, EngineReport)>) {
+        let known: Vec<_> = engines.iter().map(|(pool, engine, _)| (pool.clone(), engine.clone())).collect();
+        self.0.engine_stats.follow(&self.0.metrics, &known);
         *self.0.engines.lock() = engines;
     }
 

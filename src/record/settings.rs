@@ -17,6 +17,8 @@ pub struct MetricLabels {
     pub dropped: Vec<RequestLabel>,
     /// Histograms have the label `model` too.
     pub histograms_by_model: bool,
+    /// Each engine has series of its own.
+    pub series_by_engine: bool,
 }
 
 /// A label that may be left out.

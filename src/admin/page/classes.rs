@@ -220,7 +220,7 @@ fn plot(class: &ClassStatus) -> Markup {
         figure id={ "plot-" (name) } {
             figcaption {
                 b { (name) }
-                span { (left.map_or_else(|| "nothing judged".to_owned(), |left| left_in_words(left))) }
+                span { (left.map_or_else(|| "nothing judged".to_owned(), left_in_words)) }
             }
             div.framed {
                 span.axis.high aria-hidden="true" { "100 %" }
