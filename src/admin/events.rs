@@ -34,18 +34,18 @@ const FRESH: Duration = Duration::from_secs(1);
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
+/// What was rendered last, and when.
+type RenderedPage = Mutex<Option<(Tick, Arc<PageParts>)>>;
+
 /// The page of one view, rendered when somebody looks.
 pub(super) struct LivePage {
     view: Arc<dyn AdminView>,
     clock: Clock,
     has_token: bool,
     /// By span of time.
-    rendered: [Mutex<Option<Rendered>>; HistorySpan::ALL.len()],
+    rendered: [RenderedPage; HistorySpan::ALL.len()],
     viewers: Arc<Semaphore>,
 }
-
-/// A page, and when it was rendered.
-type Rendered = (Tick, Arc<PageParts>);
 
 /// What one viewer has been sent.
 struct Viewer {

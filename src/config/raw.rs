@@ -552,6 +552,8 @@ block! {
         may drop_labels: OneOrMany<Located<EnumWord<RequestLabel>>>,
         /// Whether histograms have the label `model` too. Default: false.
         may histograms_by_model: Located<bool>,
+        /// Whether each engine has series of its own: met, judged, TTFT and TPOT. Default: false.
+        may series_by_engine: Located<bool>,
         /// The file in which the counts of classes outlive the process. Default: none; windows begin with the process.
         may slo_state: SloState,
         /// Export of spans.

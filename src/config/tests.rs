@@ -370,6 +370,7 @@ fn what_is_not_written_has_its_default() {
     assert_eq!(labels("drop_labels: tenant"), dropped(&[RequestLabel::Tenant]));
     assert_eq!(labels("drop_labels: [length, pool]"), dropped(&[RequestLabel::Length, RequestLabel::Pool]));
     assert!(labels("histograms_by_model: true").histograms_by_model);
+    assert!(labels("series_by_engine: true").series_by_engine && !labels("drop_labels: tenant").series_by_engine);
 }
 
 #[test]

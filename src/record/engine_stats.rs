@@ -1,15 +1,17 @@
-//! How the requests of each engine fared over the last hour: the engine of a request's last attempt.
+//! How the requests of each engine fared: the engine of a request's last attempt. Over the last hour always, as
+//! series where the settings ask for them.
 
-use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ahash::RandomState;
 use parking_lot::Mutex;
 
 use super::burn::JudgedCount;
 use super::finished::RequestRecord;
 use super::last_hour::LastHour;
 use super::latency_counts::LatencyCounts;
+use super::metrics::Metrics;
+use super::series::{EngineSeries, Map};
 use crate::judge::Outcome;
 use crate::units::{EngineId, PoolId, Tick};
 
@@ -26,9 +28,17 @@ pub struct EngineHour {
 
 /// All engines that served a judged request in the last hour. One short lock per request.
 #[derive(Debug, Default)]
-pub(super) struct EngineStats(Mutex<HashMap<PoolId, EnginesOfPool, RandomState>>);
+pub(super) struct EngineStats {
+    engines: Mutex<Map<PoolId, Map<EngineId, EngineEntry>>>,
+    /// The settings ask for series by engine.
+    has_series: AtomicBool,
+}
 
-type EnginesOfPool = HashMap<EngineId, LastHour<EngineCounts>, RandomState>;
+#[derive(Debug, Default)]
+struct EngineEntry {
+    hour: LastHour<EngineCounts>,
+    series: Option<EngineSeries>,
+}
 
 #[derive(Debug, Default)]
 struct EngineCounts {
@@ -38,45 +48,72 @@ struct EngineCounts {
 }
 
 impl EngineStats {
+    /// Whether the settings ask for series by engine. Without them what was counted is gone.
+    pub(super) fn set_series(&self, metrics: &Metrics, has_series: bool) {
+        self.has_series.store(has_series, Ordering::Relaxed);
+        if !has_series {
+            self.follow(metrics, &[]);
+        }
+    }
+
+    /// These engines are known, those that left lately included: each has series, and no other.
+    pub(super) fn follow(&self, metrics: &Metrics, known: &[(PoolId, EngineId)]) {
+        let mut pools = self.engines.lock();
+        for (pool, engines) in pools.iter_mut() {
+            for (engine, entry) in engines.iter_mut() {
+                if !known.iter().any(|(of, name)| of == pool && name == engine) {
+                    entry.series = None;
+                }
+            }
+        }
+        if self.has_series.load(Ordering::Relaxed) {
+            known.iter().for_each(|(pool, engine)| {
+                EngineSeries::new(metrics, pool, engine);
+            });
+        }
+        metrics.keep_engines(known);
+    }
+
     /// A request ended.
-    pub(super) fn note(&self, finished: &RequestRecord) {
+    pub(super) fn note(&self, metrics: &Metrics, finished: &RequestRecord) {
         let outcome = finished.verdict.outcome;
         let (Some(pool), Some(engine), true) = (&finished.pool, &finished.engine, outcome.is_judged()) else { return };
-        let mut pools = self.0.lock();
+        let mut pools = self.engines.lock();
         let engines = match pools.get_mut(pool) {
             Some(engines) => engines,
             None => pools.entry(pool.clone()).or_default(),
         };
-        let hour = match engines.get_mut(engine) {
-            Some(hour) => hour,
+        let entry = match engines.get_mut(engine) {
+            Some(entry) => entry,
             None => engines.entry(engine.clone()).or_default(),
         };
-        let slot = hour.slot(finished.end);
+        let (met, ttft, tpot) = (outcome == Outcome::Met, finished.streamed_ttft(), finished.streamed_tpot());
+        let slot = entry.hour.slot(finished.end);
         slot.count.judged += 1;
-        slot.count.met += u64::from(outcome == Outcome::Met);
-        if let Some(ttft) = finished.streamed_ttft() {
-            slot.ttft.note(ttft);
-        }
-        if let Some((tpot, _)) = finished.streamed_tpot() {
-            slot.tpot.note(tpot);
+        slot.count.met += u64::from(met);
+        ttft.inspect(|ttft| slot.ttft.note(*ttft));
+        tpot.inspect(|(tpot, _)| slot.tpot.note(*tpot));
+        if self.has_series.load(Ordering::Relaxed) {
+            let series = entry.series.get_or_insert_with(|| EngineSeries::new(metrics, pool, engine));
+            series.note(met, ttft, tpot);
         }
     }
 
-    /// Forgets engines that served nothing in the last hour.
+    /// Forgets engines that served nothing in the last hour. Their series stay.
     pub(super) fn prune(&self, at: Tick) {
-        let mut pools = self.0.lock();
+        let mut pools = self.engines.lock();
         pools.retain(|_, engines| {
-            engines.retain(|_, hour| hour.live(at).next().is_some());
+            engines.retain(|_, entry| entry.hour.live(at).next().is_some());
             !engines.is_empty()
         });
     }
 
     /// One engine's last hour.
     pub(super) fn hour(&self, pool: &PoolId, engine: &EngineId, at: Tick) -> EngineHour {
-        let pools = self.0.lock();
-        let Some(hour) = pools.get(pool).and_then(|engines| engines.get(engine)) else { return EngineHour::default() };
+        let pools = self.engines.lock();
+        let Some(entry) = pools.get(pool).and_then(|engines| engines.get(engine)) else { return EngineHour::default() };
         let mut sum = EngineCounts::default();
-        for slot in hour.live(at) {
+        for slot in entry.hour.live(at) {
             sum.count.met += slot.count.met;
             sum.count.judged += slot.count.judged;
             sum.ttft.add(&slot.ttft);

@@ -41,6 +41,11 @@ impl<M> MetricFamily<M> {
         self.0.read().len()
     }
 
+    /// Forgets those whose labels this does not keep.
+    pub(super) fn retain(&self, keeps: impl Fn(&Labels) -> bool) {
+        self.0.write().retain(|labels, _| keeps(labels));
+    }
+
     /// Removes all series.
     pub(super) fn clear(&self) {
         self.0.write().clear();

@@ -7,6 +7,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +16,7 @@ use parking_lot::RwLock;
 use super::family::{DurationHistogram, Labels, MetricFamily};
 use super::journal_writer::JournalCounts;
 use super::settings::RequestLabel;
+use crate::units::{EngineId, PoolId};
 
 /// Metrics changed by requests, reloads and dropped lines. Gauges computed at each scrape are in
 /// `live`.
@@ -41,6 +43,10 @@ pub(super) struct Metrics {
     pub(super) spilled: MetricFamily<Counter>,
     pub(super) degraded: MetricFamily<Counter>,
     pub(super) capped: MetricFamily<Counter>,
+    pub(super) engine_slo_met: MetricFamily<Counter>,
+    pub(super) engine_slo: MetricFamily<Counter>,
+    pub(super) engine_ttft: MetricFamily<DurationHistogram>,
+    pub(super) engine_tpot: MetricFamily<DurationHistogram>,
     pub(super) ttft: MetricFamily<DurationHistogram>,
     pub(super) ttfvt: MetricFamily<DurationHistogram>,
     pub(super) tpot: MetricFamily<DurationHistogram>,
@@ -184,6 +190,26 @@ impl Metrics {
             self.cancel.clone(),
         );
         own.register(
+            "engine_slo_met",
+            "Judged requests of the engine that were met, the engine of their last attempt (telemetry.series_by_engine)",
+            self.engine_slo_met.clone(),
+        );
+        own.register(
+            "engine_slo",
+            "Judged requests of the engine, met and missed (telemetry.series_by_engine)",
+            self.engine_slo.clone(),
+        );
+        own.register(
+            "engine_time_to_first_token_seconds",
+            "As goodput_time_to_first_token_seconds, by engine (telemetry.series_by_engine)",
+            self.engine_ttft.clone(),
+        );
+        own.register(
+            "engine_time_per_output_token_seconds",
+            "As goodput_time_per_output_token_seconds, by engine (telemetry.series_by_engine)",
+            self.engine_tpot.clone(),
+        );
+        own.register(
             "config_reloads",
             "Attempts to load settings, the one at the start included, by result: success or failure",
             self.reloads.clone(),
@@ -238,6 +264,21 @@ impl Metrics {
         self.dropped.read().contains(&label)
     }
 
+    /// Forgets the series of engines that are not among these.
+    pub(super) fn keep_engines(&self, known: &[(PoolId, EngineId)]) {
+        let place =
+            |(pool, engine): &(PoolId, EngineId)| self.labels([("pool", pool.as_str()), ("engine", engine.as_str())]);
+        let known: BTreeSet<Labels> = known.iter().map(place).collect();
+        let keeps = |labels: &Labels| {
+            let place = labels.iter().filter(|(name, _)| ["pool", "engine"].contains(name));
+            known.contains(&place.cloned().collect::<Labels>())
+        };
+        self.engine_slo_met.retain(keeps);
+        self.engine_slo.retain(keeps);
+        self.engine_ttft.retain(keeps);
+        self.engine_tpot.retain(keeps);
+    }
+
     /// Removes series created before there were settings; nothing was counted in them.
     pub(super) fn forget_unclassed(&self) {
         self.finished.clear();
@@ -264,6 +305,8 @@ impl Metrics {
             &self.spilled,
             &self.degraded,
             &self.capped,
+            &self.engine_slo_met,
+            &self.engine_slo,
         ];
         let histograms = [
             &self.ttft,
@@ -275,6 +318,8 @@ impl Metrics {
             &self.upload,
             &self.client_wait,
             &self.cancel,
+            &self.engine_ttft,
+            &self.engine_tpot,
         ];
         let counters: usize = counters.into_iter().map(MetricFamily::len).sum();
         counters + histograms.into_iter().map(MetricFamily::lines).sum::<usize>()

@@ -4,14 +4,14 @@
 //! [`PER_REASON`] of each class and reason, so that a flood of one reason hides no other. Requests that are
 //! met or excluded cost nothing here.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ahash::RandomState;
 use parking_lot::Mutex;
 
 use super::finished::{AttemptRecord, RequestRecord};
+use super::series::Map;
 use crate::judge::{Missed, ObjectiveState, Outcome};
 use crate::observe::Timeline;
 use crate::units::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
@@ -70,11 +70,12 @@ pub struct MissRecord {
     pub end: Tick,
 }
 
+/// Misses of one class and reason, the oldest first.
+type MissesOfReason = VecDeque<Arc<MissRecord>>;
+
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct RecentMisses(Mutex<HashMap<(ClassId, Missed), Misses, RandomState>>);
-
-type Misses = VecDeque<Arc<MissRecord>>;
+pub(super) struct RecentMisses(Mutex<Map<(ClassId, Missed), MissesOfReason>>);
 
 impl RecentMisses {
     /// Keeps a request if it missed. `default` is the class of what missed before it had one.

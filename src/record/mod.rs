@@ -220,6 +220,7 @@ impl Recorder {
         drop(past);
         self.0.misses.keep_classes(&table.current);
         self.0.table.store(Arc::new(table));
+        self.0.engine_stats.set_series(&self.0.metrics, shape.labels.series_by_engine);
         let series = self.0.metrics.series();
         if series > MANY_SERIES {
             tracing::warn!(
@@ -280,7 +281,7 @@ impl Recorder {
         let finished = finished.into();
         let table = self.0.table.load();
         table.note(&finished);
-        self.0.engine_stats.note(&finished);
+        self.0.engine_stats.note(&self.0.metrics, &finished);
         self.0.misses.note(&finished, table.default_class());
         if self.0.shares {
             self.share(finished);
@@ -364,6 +365,8 @@ impl Recorder {
 
     /// Replaces the reports of all engines.
     pub fn engines(&self, engines: Vec<(PoolId, EngineId, EngineReport)>) {
+        let known: Vec<_> = engines.iter().map(|(pool, engine, _)| (pool.clone(), engine.clone())).collect();
+        self.0.engine_stats.follow(&self.0.metrics, &known);
         *self.0.engines.lock() = engines;
     }
 

@@ -8,9 +8,9 @@ use ahash::RandomState;
 use prometheus_client::metrics::counter::Counter;
 
 use crate::admit::limit::{Limit, Scope};
-use crate::judge::{Excluded, Missed, ObjectiveState, Outcome, Verdict};
+use crate::judge::{Excluded, Missed, ObjectiveState, Objectives, Outcome, Verdict};
 use crate::observe::{Timeline, TokenSource};
-use crate::units::{ClassId, LengthBucket};
+use crate::units::{ClassId, EngineId, LengthBucket, PoolId};
 
 use super::edges::BucketEdges;
 use super::family::DurationHistogram;
@@ -353,6 +353,39 @@ impl TenantSeries {
         if let Some(counter) = self.over_limit.as_ref().filter(|_| finished.over_limit && finished.attempts > 0) {
             counter.inc();
         }
+    }
+}
+
+/// The series of one engine.
+#[derive(Debug)]
+pub(super) struct EngineSeries {
+    slo: ObjectiveCounters,
+    ttft: DurationHistogram,
+    tpot: Box<[DurationHistogram]>,
+}
+
+impl EngineSeries {
+    /// What was counted of it goes on.
+    pub(super) fn new(metrics: &Metrics, pool: &PoolId, engine: &EngineId) -> Self {
+        // Those of no class in particular: its requests are of several.
+        let edges = BucketEdges::of(&Objectives::default());
+        let place = || metrics.labels([("pool", pool.as_str()), ("engine", engine.as_str())]);
+        let by_source = |source: &TokenSource| {
+            let labels = place().into_iter().chain([("token_source", Arc::from(source.as_str()))]);
+            metrics.engine_tpot.at(labels.collect(), &edges.tpot)
+        };
+        EngineSeries {
+            slo: ObjectiveCounters { met: metrics.engine_slo_met.at(place()), all: metrics.engine_slo.at(place()) },
+            ttft: metrics.engine_ttft.at(place(), &edges.ttft),
+            tpot: TokenSource::ALL.iter().map(by_source).collect(),
+        }
+    }
+
+    /// A judged request ended.
+    pub(super) fn note(&self, met: bool, ttft: Option<Duration>, tpot: Option<(Duration, TokenSource)>) {
+        self.slo.note(met);
+        ttft.inspect(|length| self.ttft.observe(*length));
+        tpot.inspect(|(length, source)| self.tpot[*source as usize].observe(*length));
     }
 }
 

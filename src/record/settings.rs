@@ -72,6 +72,8 @@ pub struct MetricLabels {
     pub dropped: Vec<RequestLabel>,
     /// Whether histograms have the label `model` too.
     pub histograms_by_model: bool,
+    /// Each engine has series of its own.
+    pub series_by_engine: bool,
 }
 
 /// A label that can be omitted.

@@ -850,7 +850,8 @@ async fn c113_no_label_or_name_means_something_else_to_prometheus() {
 
 /// A shape with these label settings.
 fn labelled(dropped: &[RequestLabel], histograms_by_model: bool) -> SeriesShape {
-    SeriesShape { labels: MetricLabels { dropped: dropped.to_vec(), histograms_by_model }, ..shape() }
+    let labels = MetricLabels { dropped: dropped.to_vec(), histograms_by_model, ..MetricLabels::default() };
+    SeriesShape { labels, ..shape() }
 }
 
 /// C115: series that differ only in omitted labels are counted together.
@@ -1005,6 +1006,7 @@ fn served() -> Recorder {
     let assumed = Assumption { input_tokens: quantiles, output_tokens: quantiles };
     let mut shape = shape();
     shape.classes[0].objectives = Arc::new(Objectives { assumed: Some(assumed), ..(*chat()).clone() });
+    shape.labels.series_by_engine = true;
     recorder.bind(&shape);
     for _ in 0..50 {
         recorder.note(RequestRecord { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
@@ -1316,4 +1318,48 @@ async fn the_history_of_a_class_is_kept_while_nobody_looks() {
     let (window, points) = recorder.history(&ClassId::from("chat"), HistorySpan::Window).unwrap();
     assert_eq!((window, points.len()), (Duration::from_secs(28 * 24 * 60 * 60), 1));
     assert!(recorder.history(&ClassId::from("none"), HistorySpan::Day).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn engines_have_series_where_the_settings_ask_for_them_and_as_long_as_they_are_known() {
+    let recorder = recorder();
+    let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    let serve = |engine: &str| {
+        let engine = Some(EngineId::from(engine));
+        recorder.note(RequestRecord { engine, timeline: Some(answer()), ..finished(verdict) });
+    };
+    let known = |engines: &[&str]| {
+        let report = |engine: &&str| (PoolId::from("main"), EngineId::from(*engine), EngineReport::default());
+        recorder.engines(engines.iter().map(report).collect());
+    };
+    let told = |name: &str, engine: &str| {
+        samples(&recorder).get(&format!("{name}{{pool=\"main\",engine=\"{engine}\"}}")).copied()
+    };
+    serve("a:1");
+    known(&["a:1"]);
+    assert_eq!(told("goodput_engine_slo_total", "a:1"), None, "nobody asked for them");
+    let mut shape = shape();
+    shape.labels.series_by_engine = true;
+    recorder.bind(&shape);
+    known(&["a:1", "b:1"]);
+    assert_eq!(told("goodput_engine_slo_total", "b:1"), Some(0.0), "there from the start");
+    serve("a:1");
+    serve("a:1");
+    recorder.note(RequestRecord { engine: Some(EngineId::from("a:1")), ..missed(Missed::Ttft, 440) });
+    assert_eq!(told("goodput_engine_slo_total", "a:1"), Some(3.0));
+    assert_eq!(told("goodput_engine_slo_met_total", "a:1"), Some(2.0));
+    assert_eq!(told("goodput_engine_time_to_first_token_seconds_sum", "a:1"), Some(0.6));
+    let tpot = sum(&samples(&recorder), "goodput_engine_time_per_output_token_seconds_count", "token_source=\"usage\"");
+    assert_eq!(tpot, 2.0);
+    tokio::time::advance(Duration::from_secs(2 * 3600)).await;
+    recorder.0.engine_stats.prune(recorder.now());
+    serve("a:1");
+    assert_eq!(told("goodput_engine_slo_total", "a:1"), Some(4.0), "a quiet hour loses no count");
+    known(&["b:1"]);
+    assert_eq!((told("goodput_engine_slo_total", "a:1"), told("goodput_engine_slo_total", "b:1")), (None, Some(0.0)));
+    serve("a:1");
+    assert_eq!(told("goodput_engine_slo_total", "a:1"), Some(1.0), "its last answers end");
+    shape.labels.series_by_engine = false;
+    recorder.bind(&shape);
+    assert_eq!(told("goodput_engine_slo_total", "b:1"), None);
 }

@@ -135,6 +135,7 @@ impl<'a> Checker<'a> {
         let labels = MetricLabels {
             dropped: dropped.map(|label| label.value.0).collect(),
             histograms_by_model: histograms_by_model.is_some_and(|asked| asked.value),
+            series_by_engine: telemetry.series_by_engine.as_ref().is_some_and(|asked| asked.value),
         };
         if let Some(asked) = histograms_by_model.filter(|asked| asked.value)
             && labels.dropped.contains(&RequestLabel::Model)
