@@ -23,6 +23,7 @@ mod sdks;
 mod seats;
 mod shared_gateways;
 mod shared_limits;
+mod slo_state;
 mod tls;
 
 use std::process::{Command, Stdio};
