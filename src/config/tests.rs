@@ -393,6 +393,11 @@ fn a_journal_is_read_with_its_key() {
     };
     assert_eq!(full.journal, Some(expected));
     assert!(full.notes.is_empty() && !format!("{full:?}").contains("CANARY"));
+    let state = |text: &str| good(&and(&format!("telemetry: {{{text}}}"))).slo_state;
+    let kept = |every| Some(SloStateSettings { path: "slo.state".into(), every: Duration::from_secs(every) });
+    assert_eq!(state("access_log: off"), None);
+    assert_eq!(state("slo_state: {path: slo.state}"), kept(60));
+    assert_eq!(state("slo_state: {path: slo.state, every: 5s}"), kept(5));
 }
 
 #[test]
@@ -443,6 +448,8 @@ fn what_a_running_process_cannot_change_is_named() {
     assert_eq!(before.fixed_differences(&after), ["shutdown", "telemetry.access_log", "telemetry.journal"]);
     let after = good(&store("{url: \"redis://store\"}"));
     assert_eq!(before.fixed_differences(&after), ["limits_store"]);
+    let after = good(&and("telemetry: {slo_state: {path: slo.state}}"));
+    assert_eq!(before.fixed_differences(&after), ["telemetry.slo_state"]);
 }
 
 #[test]
@@ -542,6 +549,12 @@ fn each_kind_of_problem() {
             and("telemetry: {drop_labels: model, histograms_by_model: true}"),
             "12:54: telemetry.histograms_by_model: is true, while drop_labels leaves the label model out; leave the label in, or remove this key",
         ),
+        (and("telemetry: {slo_state: {every: 5s}}"), "12:24: telemetry.slo_state: `path` is missing"),
+        (
+            and("telemetry: {slo_state: {path: slo.state, every: 10ms}}"),
+            "12:49: telemetry.slo_state.every: the counts would be saved all the time; write 1s or more",
+        ),
+        (and("telemetry: {slo_state: {path: state/}}"), "12:31: telemetry.slo_state.path: \"state/\" is no file"),
         (and("telemetry: {access_log: true}"), "12:25: telemetry.access_log: is true; write one of: stdout, off"),
         (
             rule("{reasoning: true}"),

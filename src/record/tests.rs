@@ -602,6 +602,81 @@ async fn engines_reload_and_process_are_told() {
     assert!(!samples(&recorder).contains_key(&format!("goodput_engine_up{labels}")));
 }
 
+/// What the process before has counted is there as soon as its class is, and as good as what comes.
+#[tokio::test(start_paused = true)]
+async fn counts_outlive_the_process_and_wait_for_their_class() {
+    let met = || crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    let before = Recorder::new(Clock::start(), None);
+    before.keep_counts(StateLoad::Absent);
+    before.bind(&shape());
+    for length in [LengthBucket::Short, LengthBucket::Long] {
+        before.note(RequestRecord { length, timeline: Some(answer()), ..finished(met()) });
+    }
+    let missed = Verdict { ttft: Some(ObjectiveState::Broken), ..Verdict::bare(Outcome::Missed(Missed::Ttft)) };
+    before.note(RequestRecord { length: LengthBucket::Long, ..finished(missed) });
+    let state = before.slo_state();
+
+    let after = Recorder::new(Clock::start(), None);
+    after.keep_counts(StateLoad::Restored(state.clone()));
+    let mut few = shape();
+    few.classes.retain(|class| class.id.as_str() == "batch");
+    few.default_class = ClassId::from("batch");
+    few.routes.retain(|(class, ..)| class.as_str() == "batch");
+    after.bind(&few);
+    assert_eq!(
+        after.slo_state().classes["chat"],
+        state.classes["chat"],
+        "no settings name it, and it is not forgotten"
+    );
+    after.bind(&shape());
+    let of_chat = || after.standings().into_iter().find(|standing| standing.class.as_str() == "chat").unwrap();
+    let standing = of_chat();
+    assert_eq!((standing.own.count.met, standing.own.count.judged), (2, 3));
+    let lengths: Vec<_> =
+        standing.lengths.iter().map(|length| (length.length, length.own.count.met, length.own.count.judged)).collect();
+    assert_eq!(lengths, [(LengthBucket::Short, 1, 1), (LengthBucket::Long, 1, 2)]);
+    assert!((standing.lengths[1].budget_left + 4.0).abs() < 1e-9);
+    after.bind(&shape());
+    after.note(RequestRecord { length: LengthBucket::Short, timeline: Some(answer()), ..finished(met()) });
+    assert_eq!(of_chat().own.count.judged, 4, "taken in once");
+    let page = samples(&after);
+    assert_eq!(page["goodput_slo_state_loads_total{result=\"restored\"}"], 1.0);
+    let burn = page["goodput_slo_length_burn_rate{class=\"chat\",length=\"long\",window=\"28d\"}"];
+    assert!((burn - 5.0).abs() < 1e-9, "{burn}");
+    let counter = "slo_total{class=\"chat\",length=\"long\",pool=\"main\",model=\"llama-*\"}";
+    assert_eq!(page[counter], 0.0, "counters are the process's own");
+}
+
+#[test]
+fn a_drift_says_what_to_do_once_it_is_another_workload() {
+    let drift = |ratio| WorkloadDrift { direction: "input", percentile: "p95", ratio };
+    assert_eq!([1.0, 1.49, 0.7].map(|ratio| drift(ratio).advice()), [None, None, None]);
+    for ratio in [1.6, 0.6] {
+        let advice = drift(ratio).advice().unwrap();
+        assert!(advice.contains(&format!("p95 of input tokens is {ratio:.2} times")), "{advice}");
+        assert!(advice.contains("run the sweep again (goodput sweep)"), "{advice}");
+    }
+}
+
+/// Nothing but counters has them.
+#[tokio::test(start_paused = true)]
+async fn a_drill_counts_in_its_class_alone() {
+    let recorder = recorder();
+    let before = samples(&recorder);
+    recorder.drill(20);
+    let after = samples(&recorder);
+    let changed: Vec<&str> = after
+        .iter()
+        .filter(|(series, value)| before.get(*series) != Some(*value) && !series.starts_with("process_"))
+        .map(|(series, _)| series.as_str())
+        .collect();
+    assert_eq!(changed.len(), 3, "{changed:?}");
+    assert!(changed.iter().all(|series| series.contains("class=\"drill\"")), "{changed:?}");
+    assert!(recorder.standings().iter().all(|standing| standing.class.as_str() != "drill"));
+    let met = "slo_met_total{class=\"drill\",length=\"unknown\",pool=\"none\",model=\"other\"}";
+    assert_eq!(after[met], 0.0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_page_is_the_golden_one() {
     let recorder = Recorder::new(Clock::start(), None);
@@ -637,7 +712,6 @@ async fn the_page_is_the_golden_one() {
     };
     let page = recorder.page(Format::Text);
     let page: String = page.lines().filter(told).map(|line| format!("{line}\n")).collect();
-    std::fs::write("/tmp/x-rules/golden.now", &page).unwrap();
     if page != include_str!("golden.prom") {
         let differ = page.lines().zip(include_str!("golden.prom").lines()).find(|(now, golden)| now != golden);
         panic!("the page changed, and so must dashboards and alerts: {differ:?}");

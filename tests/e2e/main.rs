@@ -25,6 +25,7 @@ mod seats;
 mod shared_gateways;
 mod shared_limits;
 mod status_page;
+mod slo_state;
 mod tls;
 mod top;
 
