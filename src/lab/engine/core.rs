@@ -15,6 +15,9 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+mod leaps;
+
+pub use self::leaps::LeapingEngine;
 pub use super::prefix::BLOCK;
 use super::prefix::PrefixCache;
 use crate::units::Tick;
