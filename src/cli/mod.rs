@@ -16,6 +16,7 @@ pub mod schema;
 pub mod serve;
 pub mod service;
 mod signals;
+pub mod sweep;
 
 use std::process::ExitCode;
 
@@ -43,6 +44,8 @@ enum Command {
     Key(key::KeyArgs),
     /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
     Engine(engine::EngineArgs),
+    /// Find the highest request rate at which a service keeps its promises.
+    Sweep(Box<sweep::SweepArgs>),
     /// Ask a running gateway whether it is well.
     Health(health::HealthArgs),
 }
@@ -57,6 +60,7 @@ pub fn run() -> ExitCode {
         Command::Schema(schema) => schema.run(),
         Command::Key(key) => key.run(),
         Command::Engine(engine) => engine.run(),
+        Command::Sweep(sweep) => sweep.run(),
         Command::Health(health) => health.run(),
     }
 }
