@@ -23,6 +23,7 @@ pub mod service;
 mod signals;
 mod status;
 pub mod top;
+pub mod sweep;
 
 use std::process::ExitCode;
 
@@ -56,6 +57,8 @@ enum Command {
     Engine(engine::EngineArgs),
     /// Size a fleet from measured goodput: replicas, memory, cost, and what else could happen.
     Plan(Box<plan::PlanArgs>),
+    /// Find the highest request rate at which a service keeps its promises.
+    Sweep(Box<sweep::SweepArgs>),
     /// Ask a running gateway whether it is well.
     Health(health::HealthArgs),
     /// Show a running gateway: classes, seats, queues, engines, tenants.
@@ -75,6 +78,7 @@ pub fn run() -> ExitCode {
         Command::Key(key) => key.run(),
         Command::Engine(engine) => engine.run(),
         Command::Plan(plan) => plan.run(),
+        Command::Sweep(sweep) => sweep.run(),
         Command::Health(health) => health.run(),
         Command::Top(top) => top.run(),
     }

@@ -19,6 +19,7 @@ pub mod watch;
 
 pub use problem::{Location, Problem};
 pub use surroundings::{Environment, ProcessEnvironment};
+pub(crate) use url::engine_address;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;

@@ -393,6 +393,10 @@ fn a_journal_is_read_with_its_key() {
     };
     assert_eq!(full.journal, Some(expected));
     assert!(full.notes.is_empty() && !format!("{full:?}").contains("CANARY"));
+}
+
+#[test]
+fn counts_of_classes_are_kept_where_the_settings_name_a_file() {
     let state = |text: &str| good(&and(&format!("telemetry: {{{text}}}"))).slo_state;
     let kept = |every| Some(SloStateSettings { path: "slo.state".into(), every: Duration::from_secs(every) });
     assert_eq!(state("access_log: off"), None);

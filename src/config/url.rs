@@ -6,7 +6,7 @@ use crate::route::settings::{EngineAddress, Scheme};
 
 /// An invalid URL.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct BadUrl {
+pub(crate) struct BadUrl {
     /// What is wrong, without the URL.
     pub wrong: &'static str,
     /// A probable correction.
@@ -17,7 +17,7 @@ pub(super) struct BadUrl {
 const LONGEST_BASE: usize = 4096;
 
 /// Parses the URL of an engine.
-pub(super) fn engine_address(text: &str) -> Result<EngineAddress, BadUrl> {
+pub(crate) fn engine_address(text: &str) -> Result<EngineAddress, BadUrl> {
     let bad = |wrong| BadUrl { wrong, meant: None };
     let Some((scheme, rest)) = text.split_once("://") else {
         return Err(BadUrl { wrong: "is not a URL", meant: with_scheme(text) });

@@ -25,8 +25,12 @@ pub enum ArrivalProcess {
     /// The gaps of a recorded trace, stretched or compressed to the rate that is asked for. Where the trace
     /// ends it begins again.
     Trace {
-        /// Name of the trace, for the summary.
+        /// Name of the trace.
         name: String,
+        /// Arrivals in it.
+        arrivals: usize,
+        /// Coefficient of variation of its gaps: 1 for Poisson, more where it is burstier.
+        variation: f64,
         /// Gaps between its arrivals, in seconds; not written to the summary.
         #[serde(skip)]
         gaps: Vec<f64>,
@@ -77,10 +81,13 @@ impl ArrivalProcess {
             return Err(InvalidArrivals::Unsorted { number: at + 2, at: timestamps[at + 1] });
         }
         let gaps: Vec<f64> = timestamps.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        if gaps.iter().sum::<f64>() <= 0.0 {
+        let mean = gaps.iter().sum::<f64>() / gaps.len().max(1) as f64;
+        if mean <= 0.0 {
             return Err(InvalidArrivals::Short(timestamps.len()));
         }
-        Ok(ArrivalProcess::Trace { name: name.to_owned(), gaps })
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        let (arrivals, variation) = (timestamps.len(), variance.sqrt() / mean);
+        Ok(ArrivalProcess::Trace { name: name.to_owned(), arrivals, variation, gaps })
     }
 
     /// Arrivals at `rate` requests per second, for ever; the first one after one gap.

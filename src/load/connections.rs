@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
@@ -19,6 +19,9 @@ use crate::units::Tick;
 
 /// Idle time after which a connection is not used again: uvicorn and llama.cpp close theirs at 5 s.
 const IDLE: Duration = Duration::from_secs(4);
+
+/// Longest answer that is read as a whole, in bytes.
+const LONGEST_ANSWER: usize = 16 << 20;
 
 /// A request with its whole body.
 pub(super) type FullRequest = Request<Full<Bytes>>;
@@ -88,6 +91,16 @@ impl LoadConnections {
         let mut connection = self.open().await?;
         let response = connection.sender.send_request(request()).await.map_err(|error| NoResponse::http(&error))?;
         Ok((response, connection))
+    }
+
+    /// Sends one request on a connection of its own, and reads its whole answer, as far as [`LONGEST_ANSWER`].
+    pub async fn ask(&self, request: FullRequest) -> Result<(http::StatusCode, Bytes), NoResponse> {
+        let mut connection = self.open().await?;
+        let response = connection.sender.send_request(request).await.map_err(|error| NoResponse::http(&error))?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, LONGEST_ANSWER).collect().await;
+        let body = body.map_err(|error| NoResponse { error: error.to_string(), is_client_fault: false })?;
+        Ok((head.status, body.to_bytes()))
     }
 
     async fn open(&self) -> Result<LoadConnection, NoResponse> {

@@ -55,16 +55,26 @@ pub(super) struct ClassHeads {
 
 impl ClassHeads {
     pub fn new(class: &LoadClass, target: &LoadTarget) -> Self {
+        ClassHeads { class: Arc::new(class.clone()), headers: Self::of(class, target) }
+    }
+
+    /// The headers of a request of a class.
+    pub fn of(class: &LoadClass, target: &LoadTarget) -> HeaderMap {
+        let mut headers = Self::bare(target);
+        headers.extend(class.headers.clone());
+        headers
+    }
+
+    /// The headers of any request to a service.
+    pub fn bare(target: &LoadTarget) -> HeaderMap {
         let mut headers = HeaderMap::new();
         let host = HeaderValue::from_str(&target.address.authority());
         headers.insert(HOST, host.unwrap_or_else(|_| HeaderValue::from_static("service")));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("goodput/", env!("CARGO_PKG_VERSION"))));
-        for (name, value) in target.headers.iter().chain(&class.headers) {
-            headers.insert(name.clone(), value.clone());
-        }
-        ClassHeads { class: Arc::new(class.clone()), headers }
+        headers.extend(target.headers.clone());
+        headers
     }
 }
 

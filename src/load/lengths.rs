@@ -23,12 +23,48 @@ pub enum TokenLengths {
     },
     /// Recorded lengths, each as likely as the others.
     Recorded {
-        /// Name of the file, for the summary.
+        /// Name of the file.
         name: String,
+        /// What it is like, for the summary.
+        shape: LengthShape,
         /// Ascending; not written to the summary.
         #[serde(skip)]
         sorted: Vec<u64>,
     },
+}
+
+/// What recorded lengths are like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LengthShape {
+    /// How many there are.
+    pub count: usize,
+    /// Mean.
+    pub mean: f64,
+    /// 5th percentile.
+    pub p5: u64,
+    /// Median.
+    pub p50: u64,
+    /// 95th percentile.
+    pub p95: u64,
+    /// 99th percentile.
+    pub p99: u64,
+}
+
+impl LengthShape {
+    fn of_sorted(sorted: &[u64]) -> Self {
+        let at = |share: f64| {
+            let rank = (share * sorted.len() as f64).ceil() as usize;
+            sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+        };
+        let mean = sorted.iter().map(|length| *length as f64).sum::<f64>() / sorted.len().max(1) as f64;
+        LengthShape { count: sorted.len(), mean, p5: at(0.05), p50: at(0.5), p95: at(0.95), p99: at(0.99) }
+    }
+
+    fn of(lengths: impl Iterator<Item = u64>) -> Self {
+        let mut sorted: Vec<u64> = lengths.collect();
+        sorted.sort_unstable();
+        Self::of_sorted(&sorted)
+    }
 }
 
 /// Why lengths cannot be used.
@@ -79,7 +115,10 @@ impl TokenLengths {
         match lengths.first() {
             None => Err(InvalidLengths::Empty),
             Some(0) => Err(InvalidLengths::TooShort(0.0)),
-            Some(_) => Ok(TokenLengths::Recorded { name: name.to_owned(), sorted: lengths }),
+            Some(_) => {
+                let shape = LengthShape::of_sorted(&lengths);
+                Ok(TokenLengths::Recorded { name: name.to_owned(), shape, sorted: lengths })
+            }
         }
     }
 
@@ -110,9 +149,7 @@ impl TokenLengths {
                 let sigma = (p95 / p50).ln() / z_of(0.95);
                 p50 * (sigma * sigma / 2.0).exp()
             }
-            TokenLengths::Recorded { sorted, .. } => {
-                sorted.iter().map(|length| *length as f64).sum::<f64>() / sorted.len().max(1) as f64
-            }
+            TokenLengths::Recorded { shape, .. } => shape.mean,
         }
     }
 }
@@ -135,6 +172,10 @@ pub enum LengthModel {
     Pairs {
         /// Name of the trace.
         name: String,
+        /// What its prompts are like, for the summary.
+        input: LengthShape,
+        /// What its answers are like.
+        output: LengthShape,
         /// Prompt and output tokens; not written to the summary.
         #[serde(skip)]
         pairs: Vec<(u64, u64)>,
@@ -164,7 +205,9 @@ impl LengthModel {
         if pairs.iter().any(|(input, output)| *input == 0 || *output == 0) {
             return Err(InvalidLengths::TooShort(0.0));
         }
-        Ok(LengthModel::Pairs { name: name.to_owned(), pairs })
+        let input = LengthShape::of(pairs.iter().map(|(input, _)| *input));
+        let output = LengthShape::of(pairs.iter().map(|(_, output)| *output));
+        Ok(LengthModel::Pairs { name: name.to_owned(), input, output, pairs })
     }
 
     /// Prompt and output tokens of the request with this number.
@@ -184,9 +227,7 @@ impl LengthModel {
     pub fn mean_output(&self) -> f64 {
         match self {
             LengthModel::Fitted { output, .. } => output.mean(),
-            LengthModel::Pairs { pairs, .. } => {
-                pairs.iter().map(|(_, output)| *output as f64).sum::<f64>() / pairs.len().max(1) as f64
-            }
+            LengthModel::Pairs { output, .. } => output.mean,
         }
     }
 }
@@ -266,6 +307,14 @@ mod tests {
         let drawn = drawn(&model, 20_000);
         let share = |length| drawn.iter().filter(|pair| pair.0 == length).count() as f64 / drawn.len() as f64;
         assert!((share(10) - 0.5).abs() < 0.02 && (share(20) - 0.25).abs() < 0.02 && (share(30) - 0.25).abs() < 0.02);
+    }
+
+    #[test]
+    fn a_summary_says_what_recorded_lengths_are_like_without_listing_them() {
+        let recorded = TokenLengths::recorded("r", (1..=100).collect()).unwrap();
+        let text = serde_json::to_string(&recorded).unwrap();
+        assert!(text.contains(r#""shape":{"count":100,"mean":50.5,"p5":5,"p50":50,"p95":95,"p99":99}"#), "{text}");
+        assert!(!text.contains("sorted"));
     }
 
     #[test]

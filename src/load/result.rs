@@ -12,7 +12,7 @@ use super::run::RunEnd;
 use super::steady::Trend;
 
 /// Send lag beyond this share of the TTFT threshold makes a run invalid.
-const MOST_LAG: f64 = 0.05;
+pub const MOST_LAG: f64 = 0.05;
 
 /// Excluded requests beyond this share make a run invalid: it measured another workload.
 const MOST_EXCLUDED: f64 = 0.01;

@@ -87,6 +87,12 @@ impl RunControl {
         *self.0.borrow() == Halt::Abort
     }
 
+    /// Waits until [`abort`](Self::abort) is called.
+    pub async fn aborted(&self) {
+        // The sender is part of this value, so the wait does not end without an abort.
+        let _ = self.0.subscribe().wait_for(|halt| *halt == Halt::Abort).await;
+    }
+
     fn raise(&self, to: Halt) {
         self.0.send_if_modified(|halt| {
             let is_news = *halt < to;

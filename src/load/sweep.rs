@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::interval::ShareInterval;
 use super::monitor::RunVerdict;
 use super::result::{NamedGoal, PointResult, RunResult};
-use super::search::{Knee, KneeSearch, SearchSettings, crossing};
+use super::search::{KneeSearch, SearchSettings, crossing};
 use super::workload::CacheState;
 
 /// GoodputResult that differs by more than this share between repetitions is noise.
@@ -166,6 +166,18 @@ impl SweepProgress {
     #[must_use]
     pub fn points(&self) -> &[PointResult] {
         &self.points
+    }
+
+    /// The results as they stand: those of cache states that are done, and the points of the present one.
+    #[must_use]
+    pub fn so_far(&self) -> Vec<CacheResult> {
+        let mut results = self.results.clone();
+        if let Some(cache) = self.plan.caches.get(self.cache).filter(|_| !self.points.is_empty()) {
+            let mut points = self.points.clone();
+            points.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+            results.push(CacheResult { cache: *cache, goodput: GoodputResult::of(&points, &self.plan, false), points });
+        }
+        results
     }
 
     /// The results of all cache states that were begun. The sweep must be over.
@@ -358,15 +370,4 @@ fn rate_interval(points: &[PointResult]) -> Option<ShareInterval> {
     let low = points.iter().take_while(is_above).last()?.rate;
     let high = points.iter().find(|point| point.rate > low && is_below(point))?.rate;
     Some(ShareInterval { low, high })
-}
-
-/// Where the search stands, in words.
-#[must_use]
-pub fn told(knee: Option<Knee>) -> String {
-    match knee {
-        None => "nothing measured".to_owned(),
-        Some(Knee::Above(rate)) => format!("above {}", short(rate)),
-        Some(Knee::Below(rate)) => format!("below {}", short(rate)),
-        Some(Knee::Between { clears, fails }) => format!("between {} and {}", short(clears), short(fails)),
-    }
 }

@@ -1,0 +1,254 @@
+//! `goodput sweep`: the highest request rate at which a service keeps its promises.
+
+mod files;
+mod inputs;
+mod options;
+mod show;
+
+pub use options::SweepArgs;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use jiff::Timestamp;
+
+use self::files::SweepFiles;
+use self::show::SweepProgressLine;
+use super::print;
+use super::signals::ShutdownSignals;
+use crate::clock::Clock;
+use crate::load::measure::{RunSetting, goals_of};
+use crate::load::monitor::RunVerdict;
+use crate::load::probe::{ProbeError, ServiceProbe};
+use crate::load::result::MOST_LAG;
+use crate::load::summary::{
+    ClientSummary, FORMAT, FleetSummary, MethodSummary, SweepSummary, TargetSummary, WorkloadSummary,
+};
+use crate::load::sweep::{CacheResult, GoodputStatus, RatePlan, SweepPlan, SweepProgress};
+use crate::load::workload::{RunSeeds, Workload};
+use crate::load::{LoadTarget, RunControl, RunLimits};
+
+/// Why a sweep did not begin.
+enum NotBegun {
+    /// The command line or a file: exit code 2.
+    Usage(anyhow::Error),
+    /// The service or the system: exit code 3.
+    Start(anyhow::Error),
+}
+
+/// Everything that a sweep needs.
+struct Sweep {
+    args: SweepArgs,
+    clock: Clock,
+    target: LoadTarget,
+    workload: Workload,
+    plan: SweepPlan,
+    seeds: RunSeeds,
+    started: String,
+}
+
+impl SweepArgs {
+    /// Sweeps; 0 where goodput is a number (of fixed rates: where all of them clear), 1 where it is none.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        super::descriptors::raise_limit();
+        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("goodput sweep: no runtime: {error}");
+                return ExitCode::from(3);
+            }
+        };
+        let json = self.json;
+        match runtime.block_on(self.sweep()) {
+            Ok((summary, is_good)) => {
+                let text = if json {
+                    serde_json::to_string_pretty(&summary).unwrap_or_default()
+                } else {
+                    show::table(&summary)
+                };
+                print::last(text.trim_end(), if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            }
+            Err(NotBegun::Usage(error)) => {
+                eprintln!("goodput sweep: {error:#}");
+                ExitCode::from(2)
+            }
+            Err(NotBegun::Start(error)) => {
+                eprintln!("goodput sweep: {error:#}");
+                ExitCode::from(3)
+            }
+        }
+    }
+
+    /// The summary, and whether it says yes.
+    async fn sweep(self) -> Result<(SweepSummary, bool), NotBegun> {
+        let clock = Clock::start();
+        let sweep = Sweep::begin(self, clock).await?;
+        let started = sweep.started.replace([':', '-'], "");
+        let folder = sweep.args.out.clone().unwrap_or_else(|| PathBuf::from(format!("goodput-sweep-{started}")));
+        let files = SweepFiles::create(&folder).map_err(NotBegun::Usage)?;
+        sweep.measure(files).await.map_err(NotBegun::Start)
+    }
+}
+
+impl Sweep {
+    /// Reads the command line, and asks the service what has to be known.
+    async fn begin(args: SweepArgs, clock: Clock) -> Result<Self, NotBegun> {
+        let usage = NotBegun::Usage;
+        let target = args.target().map_err(usage)?;
+        let mut workload = args.workload().map_err(usage)?;
+        let caches = args.caches().map_err(usage)?;
+        let rates = args.rate_plan().map_err(usage)?;
+        args.rule().map_err(usage)?;
+        let line = SweepProgressLine::new(args.repetitions);
+        let probe = ServiceProbe::new(clock, &target);
+        if workload.model.is_empty() {
+            workload.model = only_model(&probe).await.map_err(NotBegun::Start)?;
+        }
+        let wall = clock.wall();
+        let nonce = u64::try_from(wall.as_nanos() & u128::from(u64::MAX)).unwrap_or_default();
+        let seeds = RunSeeds { plan: args.seed, prompts: nonce };
+        let answer = probe.calibrate(&workload, nonce).await.map_err(|error| NotBegun::Start(explained(error)))?;
+        if workload.ignore_eos && !answer.takes_ignore_eos {
+            line.say("the service refuses ignore_eos: answers end where the model ends them");
+        }
+        if !answer.calibration.is_measured {
+            line.say("the service reports no usage: prompts are taken to have one token a word");
+        }
+        workload.ignore_eos = answer.takes_ignore_eos;
+        workload.calibration = answer.calibration;
+        let plan = SweepPlan {
+            rates,
+            repetitions: args.repetitions,
+            caches,
+            goals: goals_of(&workload),
+            confidence: args.rule().map_err(usage)?.confidence,
+            replicas: args.replicas,
+            gpus_per_replica: args.gpus_per_replica,
+        };
+        let started = at(wall);
+        Ok(Sweep { args, clock, target, workload, plan, seeds, started })
+    }
+
+    /// Makes the runs that the search asks for.
+    async fn measure(&self, mut files: SweepFiles) -> anyhow::Result<(SweepSummary, bool)> {
+        let rule = self.args.rule()?;
+        let drain = self.args.drain.map(Duration::from_secs_f64);
+        let setting = RunSetting {
+            clock: self.clock,
+            target: &self.target,
+            workload: &self.workload,
+            goals: &self.plan.goals,
+            rule,
+            limits: RunLimits { drain, ..RunLimits::default() },
+            seeds: self.seeds,
+        };
+        let interrupt = RunControl::new();
+        let told = interrupt.clone();
+        let listener = tokio::spawn(async move {
+            ShutdownSignals::listen().next().await;
+            told.abort();
+        });
+        let mut line = SweepProgressLine::new(self.plan.repetitions);
+        let mut progress = SweepProgress::new(self.plan.clone());
+        let mut ended_by = None;
+        while let Some(next) = progress.next_run() {
+            let measured = setting.measure(next, &interrupt, |standing| line.standing(next, standing)).await;
+            line.ended(next, &measured.result);
+            files.records(next, &measured)?;
+            if interrupt.is_aborted() {
+                ended_by = Some("interrupted".to_owned());
+            } else if let Some(error) = &measured.gone {
+                ended_by = Some(format!("the service stopped answering: {error}"));
+            }
+            progress.note(measured.result);
+            if ended_by.is_some() {
+                progress.stop();
+            }
+            files.summary(&self.summary(progress.so_far(), Some("still running".to_owned())))?;
+        }
+        listener.abort();
+        if let Some(why) = &ended_by {
+            line.say(&format!("{why}: what was measured until then is kept, and marked partial"));
+        }
+        let summary = self.summary(progress.results(), ended_by);
+        files.summary(&summary)?;
+        files.report(&summary)?;
+        line.say(&format!("records, summary and report are in {}", files.folder().display()));
+        let is_good = summary.complete && self.is_yes(&summary.results);
+        Ok((summary, is_good))
+    }
+
+    fn is_yes(&self, results: &[CacheResult]) -> bool {
+        let clears = |result: &CacheResult| match self.plan.rates {
+            RatePlan::Search(_) => result.goodput.status == GoodputStatus::Published,
+            RatePlan::Fixed(_) => result.points.iter().all(|point| point.verdict == RunVerdict::Clears),
+        };
+        !results.is_empty() && results.iter().all(clears)
+    }
+
+    fn summary(&self, results: Vec<CacheResult>, ended_by: Option<String>) -> SweepSummary {
+        let args = &self.args;
+        let search = match &self.plan.rates {
+            RatePlan::Search(settings) => Some(settings),
+            RatePlan::Fixed(_) => None,
+        };
+        SweepSummary {
+            format: FORMAT.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: self.started.clone(),
+            ended: at(self.clock.wall()),
+            complete: ended_by.is_none(),
+            ended_by,
+            target: TargetSummary {
+                url: self.target.address.to_string(),
+                model: self.workload.model.clone(),
+                path: self.workload.endpoint.path().to_owned(),
+                stream: self.workload.stream,
+                note: args.note.clone(),
+            },
+            fleet: FleetSummary { replicas: args.replicas, gpus_per_replica: args.gpus_per_replica },
+            workload: WorkloadSummary::of(&self.workload, self.seeds.plan),
+            method: MethodSummary {
+                rates: if search.is_some() { "search" } else { "fixed" }.to_owned(),
+                tolerance: search.map(|settings| settings.tolerance),
+                repetitions: self.plan.repetitions,
+                rule: args.rule().unwrap_or_default(),
+                drain_seconds: args.drain,
+                max_send_lag_share: MOST_LAG,
+            },
+            client: ClientSummary {
+                processors: std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
+                platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            },
+            results,
+        }
+    }
+}
+
+/// A moment of the day, in UTC and whole seconds.
+fn at(wall: Duration) -> String {
+    let seconds = i64::try_from(wall.as_secs()).unwrap_or_default();
+    Timestamp::from_second(seconds).map_or_else(|_| "unknown".to_owned(), |moment| moment.to_string())
+}
+
+async fn only_model(probe: &ServiceProbe) -> anyhow::Result<String> {
+    let models = probe.models().await.map_err(explained).context("which model? --model names it")?;
+    match &models[..] {
+        [only] => Ok(only.clone()),
+        [] => anyhow::bail!("the service lists no model; name one by --model"),
+        several => anyhow::bail!("the service lists several models; choose one by --model: {}", several.join(", ")),
+    }
+}
+
+/// What to do about it.
+fn explained(error: ProbeError) -> anyhow::Error {
+    let hint = match error.status().map(|status| status.as_u16()) {
+        Some(401 | 403) => "; give the key by --api-key-file",
+        Some(404) => "; check the URL, --path and --model",
+        _ => "",
+    };
+    anyhow::anyhow!("{error}{hint}")
+}

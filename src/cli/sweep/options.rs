@@ -1,0 +1,546 @@
+//! The command line of a sweep, and the plan that it makes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde_json::{Map, Value};
+
+use super::inputs;
+use crate::cli::numbers;
+use crate::config::{self, Environment, ProcessEnvironment, engine_address};
+use crate::dial::{Roots, Sockets};
+use crate::forward::settings::Timeouts;
+use crate::judge::{Objective, Objectives};
+use crate::load::lengths::{LengthModel, TokenLengths};
+use crate::load::monitor::RunRule;
+use crate::load::presets::{PRESETS, Preset};
+use crate::load::prompts::PromptCalibration;
+use crate::load::search::SearchSettings;
+use crate::load::sweep::RatePlan;
+use crate::load::workload::{CacheState, Workload, WorkloadClass};
+use crate::load::{LoadClass, LoadTarget};
+use crate::units::{ClassId, Endpoint};
+
+/// Finds the highest request rate at which a service keeps its promises.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SweepArgs {
+    /// Base URL of the service: a gateway, an engine, any server with the OpenAI API.
+    pub url: String,
+    /// Model; by default the only one that the service lists.
+    #[arg(long)]
+    pub model: Option<String>,
+
+    /// Settings file of a gateway, for the classes that `--class` names.
+    #[arg(short, long, value_name = "FILE", help_heading = "What is promised")]
+    pub config: Option<PathBuf>,
+    /// Class of the settings file, with its weight in the mix; may be repeated.
+    #[arg(long = "class", value_name = "NAME[=WEIGHT]", requires = "config", help_heading = "What is promised")]
+    pub classes: Vec<String>,
+    /// Limits of MLPerf Inference: mlperf/llama3.1-8b-interactive and others.
+    #[arg(long, value_name = "NAME", help_heading = "What is promised", conflicts_with = "config")]
+    pub preset: Option<String>,
+    /// TTFT threshold.
+    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
+    pub ttft: Option<f64>,
+    /// TPOT threshold.
+    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
+    pub tpot: Option<f64>,
+    /// Threshold of the largest gap between tokens.
+    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
+    pub itl: Option<f64>,
+    /// Threshold of the time to the end.
+    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
+    pub e2e: Option<f64>,
+    /// Share of requests that must keep all thresholds together.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.95, value_parser = numbers::within::<1, 1_000>, help_heading = "What is promised")]
+    pub target: f64,
+    /// Time limit of a request, where no settings file has one.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = numbers::within::<100, 86_400_000>, help_heading = "What is promised")]
+    pub time_limit: f64,
+
+    /// Prompt tokens: 512, P50:P95, or @FILE with one length a line; by default the class's workload_assumption.
+    #[arg(long, value_name = "LENGTHS", help_heading = "What is asked")]
+    pub input: Option<String>,
+    /// Output tokens, likewise.
+    #[arg(long, value_name = "LENGTHS", help_heading = "What is asked")]
+    pub output: Option<String>,
+    /// Correlation of prompt and output lengths, -1 to 1.
+    #[arg(
+        long,
+        value_name = "R",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "What is asked"
+    )]
+    pub correlation: f64,
+    /// Pairs of prompt and output tokens, INPUT,OUTPUT on each line, instead of distributions.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "output", "correlation"], help_heading = "What is asked")]
+    pub lengths: Option<PathBuf>,
+    /// Arrivals: poisson, constant, gamma:BURSTINESS (1 is poisson, less is burstier), trace:FILE.
+    #[arg(long, default_value = "poisson", help_heading = "What is asked")]
+    pub arrivals: String,
+    /// State of prefix caches: cold (no prompt like another), warm (with --hit-share), or both.
+    #[arg(long, default_value = "cold", value_parser = ["cold", "warm", "both"], help_heading = "What is asked")]
+    pub cache: String,
+    /// Share of each prompt that it has in common with others, for warm caches.
+    #[arg(long, value_name = "SHARE", value_parser = numbers::within::<1, 999>, help_heading = "What is asked")]
+    pub hit_share: Option<f64>,
+    /// Groups of prompts with a common beginning, for warm caches.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = numbers::count, help_heading = "What is asked")]
+    pub prefix_groups: usize,
+    /// Longest prompt and answer together; longer ones are cut.
+    #[arg(long, value_name = "TOKENS", value_parser = numbers::count, help_heading = "What is asked")]
+    pub max_context: Option<usize>,
+    /// Path of the requests.
+    #[arg(long, default_value = "/v1/chat/completions", help_heading = "What is asked")]
+    pub path: String,
+    /// Ask for whole answers instead of streams.
+    #[arg(long, help_heading = "What is asked")]
+    pub no_stream: bool,
+    /// Let answers end where the model ends them, not at the planned length.
+    #[arg(long, help_heading = "What is asked")]
+    pub respect_eos: bool,
+    /// JSON object whose fields go into every body.
+    #[arg(long, value_name = "JSON", help_heading = "What is asked")]
+    pub extra_body: Option<String>,
+    /// Header of every request, as NAME: VALUE; may be repeated.
+    #[arg(long = "header", value_name = "HEADER", help_heading = "What is asked")]
+    pub headers: Vec<String>,
+    /// Header that carries the name of the request's class.
+    #[arg(long, value_name = "NAME", help_heading = "What is asked")]
+    pub class_header: Option<String>,
+
+    /// First rate, in requests per second.
+    #[arg(long, value_name = "RATE", default_value_t = 1.0, value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
+    pub start: f64,
+    /// Lowest rate that is tried.
+    #[arg(long, value_name = "RATE", default_value_t = 0.01, value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
+    pub min_rate: f64,
+    /// Highest rate that is tried.
+    #[arg(long, value_name = "RATE", default_value_t = 10_000.0, value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
+    pub max_rate: f64,
+    /// Factor between the rates of the ramp.
+    #[arg(long, default_value_t = 2.0, value_parser = numbers::within::<1_050, 10_000>, help_heading = "How it is measured")]
+    pub growth: f64,
+    /// The search ends where the rate that fails is at most this share above the one that clears.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.03, value_parser = numbers::within::<5, 500>, help_heading = "How it is measured")]
+    pub tolerance: f64,
+    /// Measure these rates instead of searching: 1,2,4,8.
+    #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
+    pub rates: Vec<f64>,
+    /// Runs at each rate; fewer than 3 are not published.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "How it is measured")]
+    pub repetitions: u32,
+    /// Standard error of the attainment at a rate, over its repetitions.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = numbers::within::<1, 200>, help_heading = "How it is measured")]
+    pub standard_error: f64,
+    /// Requests at the first look of a run.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = numbers::count, help_heading = "How it is measured")]
+    pub first_look: usize,
+    /// Shortest warm-up of a run, not counted.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = numbers::within::<100, 3_600_000>, help_heading = "How it is measured")]
+    pub warm_up: f64,
+    /// Shortest counted stretch of a run.
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = numbers::within::<100, 86_400_000>, help_heading = "How it is measured")]
+    pub min_seconds: f64,
+    /// Warm-up and counted stretch of a run together, at most.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, value_parser = numbers::within::<1_000, 86_400_000>, help_heading = "How it is measured")]
+    pub max_seconds: f64,
+    /// Longest drain after a run; by default the classes' time limits.
+    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<100, 86_400_000>, help_heading = "How it is measured")]
+    pub drain: Option<f64>,
+    /// Decides arrivals and lengths.
+    #[arg(long, default_value_t = 1, help_heading = "How it is measured")]
+    pub seed: u64,
+
+    /// Replicas behind the URL.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "What stands behind it")]
+    pub replicas: u32,
+    /// GPUs of a replica.
+    #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = numbers::within::<10, 10_000_000>, help_heading = "What stands behind it")]
+    pub gpus_per_replica: f64,
+    /// File with the API key that is sent as a bearer.
+    #[arg(long, value_name = "FILE", help_heading = "What stands behind it")]
+    pub api_key_file: Option<PathBuf>,
+    /// Root certificates (PEM) in place of the system's.
+    #[arg(long, value_name = "FILE", help_heading = "What stands behind it")]
+    pub ca_file: Option<PathBuf>,
+
+    /// Folder for records, summary and report; by default goodput-sweep-TIME.
+    #[arg(long, value_name = "FOLDER", help_heading = "What is written")]
+    pub out: Option<PathBuf>,
+    /// What the run is about, for the summary and the report: engine, version, GPU, flags.
+    #[arg(long, value_name = "TEXT", help_heading = "What is written")]
+    pub note: Option<String>,
+    /// Print the summary as JSON.
+    #[arg(long, help_heading = "What is written")]
+    pub json: bool,
+}
+
+/// A class of the command line that is the only one.
+const ONLY_CLASS: &str = "default";
+
+impl SweepArgs {
+    /// The service.
+    ///
+    /// # Errors
+    /// The URL, a header, the key or the certificates cannot be used.
+    pub fn target(&self) -> anyhow::Result<LoadTarget> {
+        let address = engine_address(&self.url).map_err(|bad| match bad.meant {
+            Some(meant) => anyhow::anyhow!("{} {}; did you mean {meant}?", self.url, bad.wrong),
+            None => anyhow::anyhow!("{} {}", self.url, bad.wrong),
+        })?;
+        let mut headers = HeaderMap::new();
+        for header in &self.headers {
+            let (name, value) = header.split_once(':').with_context(|| "--header: write NAME: VALUE".to_owned())?;
+            let name: HeaderName = name.trim().parse().context("--header: the name is none")?;
+            let mut value: HeaderValue =
+                value.trim().parse().with_context(|| format!("--header: the value of {name} cannot be sent"))?;
+            value.set_sensitive(true);
+            headers.append(name, value);
+        }
+        if let Some(file) = &self.api_key_file {
+            let key = std::fs::read_to_string(file)
+                .with_context(|| format!("--api-key-file: cannot read {}", file.display()))?;
+            let value = HeaderValue::from_str(&format!("Bearer {}", key.trim()));
+            let mut value =
+                value.with_context(|| format!("--api-key-file: {} holds no key that can be sent", file.display()))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let roots = self.ca_file.as_deref().map(roots_of).transpose()?;
+        Ok(LoadTarget { dial: Arc::new(Sockets::new()), address, roots, headers })
+    }
+
+    /// The workload, as far as it is known before the service has been asked.
+    ///
+    /// # Errors
+    /// Something of it is missing or wrong.
+    pub fn workload(&self) -> anyhow::Result<Workload> {
+        let endpoint = Endpoint::relayed(self.path.trim_end_matches('/'))
+            .filter(|endpoint| endpoint.dialect().generates() || endpoint.path() == "/v1/embeddings");
+        let endpoint = endpoint.with_context(|| {
+            format!("--path {}: no load is made for this path; use /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages or /v1/embeddings", self.path)
+        })?;
+        let classes = self.workload_classes()?;
+        let workload = Workload {
+            model: self.model.clone().unwrap_or_default(),
+            endpoint,
+            stream: !self.no_stream && endpoint.dialect().generates(),
+            classes,
+            arrivals: inputs::arrivals(&self.arrivals)?,
+            ignore_eos: !self.respect_eos,
+            max_context: self.max_context.map(|tokens| tokens as u64),
+            extra: self.extra()?,
+            calibration: PromptCalibration::default(),
+        };
+        for class in &workload.classes {
+            let judges = workload.stream || class.load.objectives.judges_non_streaming();
+            if !judges {
+                bail!(
+                    "class {} does not judge answers without a stream; give it an E2E objective, or stream",
+                    class.load.id
+                );
+            }
+        }
+        Ok(workload)
+    }
+
+    fn extra(&self) -> anyhow::Result<Map<String, Value>> {
+        let Some(text) = &self.extra_body else { return Ok(Map::new()) };
+        match serde_json::from_str(text).context("--extra-body is no JSON")? {
+            Value::Object(map) => Ok(map),
+            _ => bail!("--extra-body is no JSON object; write {{\"temperature\": 0}} or the like"),
+        }
+    }
+
+    fn workload_classes(&self) -> anyhow::Result<Vec<WorkloadClass>> {
+        let known = self.promised()?;
+        let mut classes = Vec::new();
+        for (load, weight) in known {
+            let lengths = self.lengths_of(&load)?;
+            let mut load = load;
+            if let Some(name) = &self.class_header {
+                let name: HeaderName =
+                    name.parse().with_context(|| format!("--class-header: {name:?} is no header name"))?;
+                load.headers.insert(name, HeaderValue::from_str(load.id.as_str())?);
+            }
+            classes.push(WorkloadClass { load, weight, lengths });
+        }
+        Ok(classes)
+    }
+
+    /// Classes with their weights.
+    fn promised(&self) -> anyhow::Result<Vec<(LoadClass, f64)>> {
+        if let Some(file) = &self.config {
+            return self.of_settings(file);
+        }
+        let objectives = match &self.preset {
+            Some(name) => {
+                let names = PRESETS.map(|preset| preset.name).join(", ");
+                Preset::find(name)
+                    .with_context(|| format!("--preset {name}: there is none; there are {names}"))?
+                    .objectives()
+            }
+            None => self.thresholds()?,
+        };
+        let total = Duration::from_secs_f64(self.time_limit);
+        let d = Timeouts::default();
+        let timeouts = Timeouts {
+            first_token: d.first_token.min(total),
+            idle: d.idle.min(total),
+            total,
+            response_head: total,
+            ..d
+        };
+        let id = ClassId::from(self.preset.as_deref().unwrap_or(ONLY_CLASS));
+        Ok(vec![(LoadClass { id, objectives, timeouts, headers: HeaderMap::new() }, 1.0)])
+    }
+
+    fn thresholds(&self) -> anyhow::Result<Objectives> {
+        let objective = |seconds: Option<f64>| {
+            seconds.map(|seconds| Objective { threshold: Duration::from_secs_f64(seconds), attainment: self.target })
+        };
+        let objectives = Objectives {
+            ttft: objective(self.ttft),
+            tpot: objective(self.tpot),
+            itl: objective(self.itl),
+            e2e: objective(self.e2e),
+            joint_target: self.target,
+            ..Objectives::default()
+        };
+        if objectives.is_empty() {
+            bail!("nothing is promised: give --ttft, --tpot, --itl or --e2e, a --preset, or -c FILE --class NAME");
+        }
+        Ok(objectives)
+    }
+
+    fn of_settings(&self, file: &Path) -> anyhow::Result<Vec<(LoadClass, f64)>> {
+        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let settings = config::load(&text, &WithoutSecrets(ProcessEnvironment::of(file))).map_err(|problems| {
+            let lines: Vec<String> = problems.iter().map(|problem| format!("{}:{problem}", file.display())).collect();
+            anyhow::anyhow!("{}", lines.join("\n"))
+        })?;
+        let all: Vec<&str> = settings.classes.iter().map(|class| class.id.as_str()).collect();
+        if self.classes.is_empty() {
+            bail!("which classes of {}? give --class NAME[=WEIGHT]; there are {}", file.display(), all.join(", "));
+        }
+        let mut found: Vec<(LoadClass, f64)> = Vec::new();
+        for text in &self.classes {
+            let (name, weight) = inputs::class_weight(text)?;
+            let class = settings.classes.iter().find(|class| class.id.as_str() == name);
+            let class = class.with_context(|| {
+                format!("--class {name}: there is none in {}; there are {}", file.display(), all.join(", "))
+            })?;
+            if found.iter().any(|(known, _)| known.id == class.id) {
+                bail!("--class {name} stands there twice");
+            }
+            let load = LoadClass {
+                id: class.id.clone(),
+                objectives: class.objectives.clone(),
+                timeouts: class.timeouts,
+                headers: HeaderMap::new(),
+            };
+            found.push((load, weight));
+        }
+        Ok(found)
+    }
+
+    fn lengths_of(&self, class: &LoadClass) -> anyhow::Result<LengthModel> {
+        if let Some(file) = &self.lengths {
+            return inputs::length_pairs(file);
+        }
+        let assumed = class.objectives.assumed.unwrap_or_default();
+        let of = |flag: &str, text: &Option<String>, assumed: Option<crate::judge::Quantiles>| match (text, assumed) {
+            (Some(text), _) => inputs::lengths(flag, text),
+            (None, Some(quantiles)) => Ok(TokenLengths::lognormal(quantiles.p50.0 as f64, quantiles.p95.0 as f64)?),
+            (None, None) => bail!(
+                "{flag} is missing: class {} assumes no lengths, and a goodput without its workload says nothing; give 512, P50:P95 or @FILE",
+                class.id
+            ),
+        };
+        let input = of("--input", &self.input, assumed.input_tokens)?;
+        let output = of("--output", &self.output, assumed.output_tokens)?;
+        LengthModel::fitted(input, output, self.correlation).context("--correlation")
+    }
+
+    /// Cache states, in the order in which they are measured.
+    ///
+    /// # Errors
+    /// Warm caches without a share.
+    pub fn caches(&self) -> anyhow::Result<Vec<CacheState>> {
+        let warm = || {
+            let hit_share =
+                self.hit_share.context("--cache warm needs --hit-share: how much of a prompt is common to others?")?;
+            anyhow::Ok(CacheState::Warm { hit_share, groups: self.prefix_groups })
+        };
+        match self.cache.as_str() {
+            "warm" => Ok(vec![warm()?]),
+            "both" => Ok(vec![CacheState::Cold, warm()?]),
+            _ if self.hit_share.is_some() => {
+                bail!("--hit-share says what warm caches hold; add --cache warm or --cache both")
+            }
+            _ => Ok(vec![CacheState::Cold]),
+        }
+    }
+
+    /// Rates.
+    ///
+    /// # Errors
+    /// Bounds that leave none.
+    pub fn rate_plan(&self) -> anyhow::Result<RatePlan> {
+        if !self.rates.is_empty() {
+            let mut rates = self.rates.clone();
+            rates.sort_by(f64::total_cmp);
+            rates.dedup();
+            return Ok(RatePlan::Fixed(rates));
+        }
+        if self.min_rate > self.max_rate {
+            bail!("--min-rate ({}) is above --max-rate ({})", self.min_rate, self.max_rate);
+        }
+        Ok(RatePlan::Search(SearchSettings {
+            start: self.start,
+            growth: self.growth,
+            tolerance: self.tolerance,
+            lowest: self.min_rate,
+            highest: self.max_rate,
+        }))
+    }
+
+    /// When a run has shown enough.
+    ///
+    /// # Errors
+    /// Times that leave no counted stretch.
+    pub fn rule(&self) -> anyhow::Result<RunRule> {
+        if self.warm_up + self.min_seconds > self.max_seconds {
+            bail!(
+                "--max-seconds ({}) leaves no room for --warm-up ({}) and --min-seconds ({})",
+                self.max_seconds,
+                self.warm_up,
+                self.min_seconds
+            );
+        }
+        Ok(RunRule {
+            // The repetitions together reach what is asked for.
+            standard_error: self.standard_error * f64::from(self.repetitions).sqrt(),
+            first_look: self.first_look as u64,
+            warm_up_seconds: self.warm_up,
+            min_seconds: self.min_seconds,
+            max_seconds: self.max_seconds,
+            ..RunRule::default()
+        })
+    }
+}
+
+/// The surroundings of a settings file on a machine that makes load: it needs the classes, and has neither the gateway's keys
+/// nor its certificates.
+struct WithoutSecrets(ProcessEnvironment);
+
+impl Environment for WithoutSecrets {
+    fn variable(&self, name: &str) -> Option<String> {
+        self.0.variable(name).or_else(|| Some("unset".to_owned()))
+    }
+
+    fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        self.0.file(path).or_else(|_| Ok(b"not here".to_vec()))
+    }
+}
+
+fn roots_of(file: &Path) -> anyhow::Result<Roots> {
+    let shown = file.display();
+    let all = CertificateDer::pem_file_iter(file).with_context(|| format!("--ca-file: cannot read {shown}"))?;
+    let all: Result<Vec<_>, _> = all.collect();
+    let all = all.with_context(|| format!("--ca-file: {shown} is no PEM file"))?;
+    if all.is_empty() {
+        bail!("--ca-file: {shown} holds no certificate");
+    }
+    Ok(all.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        sweep: SweepArgs,
+    }
+
+    const PROMISE: [&str; 8] = ["--ttft", "1.2", "--tpot", "0.05", "--input", "900:6000", "--output", "350:1500"];
+
+    fn args(more: &[&str]) -> Result<SweepArgs, clap::Error> {
+        Line::try_parse_from([&["sweep", "http://engine:8000"], more].concat()).map(|line| line.sweep)
+    }
+
+    /// What is said of a command line; nothing where it is sound.
+    fn told(more: &[&str]) -> String {
+        let args = match args(more) {
+            Ok(args) => args,
+            Err(error) => return error.to_string(),
+        };
+        let sound = || {
+            args.target()?;
+            args.workload()?;
+            args.caches()?;
+            args.rate_plan()?;
+            args.rule()?;
+            anyhow::Ok(())
+        };
+        sound().err().map(|error| format!("{error:#}")).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_command_line_says_what_is_missing_or_wrong() {
+        assert_eq!(told(&PROMISE), "");
+        let with = |more: &[&'static str]| told(&[&PROMISE[..], more].concat());
+        assert!(told(&[]).contains("nothing is promised"));
+        assert!(told(&["--ttft", "1"]).contains("--input is missing"));
+        assert!(told(&["--preset", "mlperf/llama3"]).contains("there are mlperf/llama2-70b,"));
+        assert!(with(&["--cache", "warm"]).contains("--hit-share"));
+        assert!(with(&["--hit-share", "0.5"]).contains("--cache warm"));
+        assert!(with(&["--max-seconds", "20"]).contains("leaves no room"));
+        assert!(with(&["--min-rate", "9", "--max-rate", "3"]).contains("is above"));
+        assert!(with(&["--path", "/v1/audio/speech"]).contains("no load is made"));
+        assert!(with(&["--extra-body", "[]"]).contains("no JSON object"));
+        assert!(with(&["--header", "x"]).contains("NAME: VALUE"));
+        assert!(with(&["--correlation", "2"]).contains("--correlation"));
+        assert!(with(&["--api-key-file", "/nowhere"]).contains("--api-key-file"));
+        assert!(told(&["--e2e", "5", "--input", "9", "--output", "9", "--no-stream"]).is_empty());
+        assert!(told(&["--ttft", "5", "--input", "9", "--output", "9", "--no-stream"]).contains("does not judge"));
+        assert!(with(&["--start", "0"]).contains("out of range") && with(&["--growth", "1"]).contains("out of range"));
+    }
+
+    #[test]
+    fn a_key_in_a_header_is_never_repeated() {
+        let text = told(&[&PROMISE[..], &["--header", "authorization: se\u{7}cret"]].concat());
+        assert!(text.contains("cannot be sent") && !text.contains("cret"), "{text}");
+        let target = args(&[&PROMISE[..], &["--header", "x-key: hidden"]].concat()).unwrap().target().unwrap();
+        assert!(!format!("{:?}", target.headers).contains("hidden"));
+    }
+
+    #[test]
+    fn classes_of_a_settings_file_bring_their_objectives_limits_and_lengths() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/config/goodput.yaml");
+        let text = std::fs::read_to_string(file).unwrap();
+        let settings = config::load(&text, &WithoutSecrets(ProcessEnvironment::of(Path::new(file)))).unwrap();
+        let voice = settings.classes.iter().find(|class| class.objectives.assumed.is_some()).unwrap();
+        let line = ["-c", file, "--class", voice.id.as_str(), "--class-header", "x-slo-class"];
+        let workload = args(&line).unwrap().workload().unwrap();
+        let class = &workload.classes[0].load;
+        assert_eq!((&class.objectives, class.timeouts), (&voice.objectives, voice.timeouts));
+        assert_eq!(class.headers["x-slo-class"], voice.id.as_str());
+        assert!(told(&["-c", file]).contains("give --class"));
+        assert!(told(&["-c", file, "--class", "nobody"]).contains("there is none"));
+        let twice = ["-c", file, "--class", voice.id.as_str(), "--class", voice.id.as_str()];
+        assert!(told(&twice).contains("twice"));
+    }
+}
