@@ -99,6 +99,7 @@ const ROOMS_IN_FOLDERS: &[(&str, &str)] = &[
     ("record", "burn"),
     ("record", "journal"),
     ("record", "settings"),
+    ("record", "trace"),
     ("route", "probe"),
 ];
 
@@ -117,7 +118,7 @@ fn layer(room: &str) -> Option<u8> {
         "units" | "clock" | "json" | "framing" | "locks" => 0,
         "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
         "admit::levels" | "admit::limit" | "admit::overload" | "admit::queue" | "admit::spill" | "record::burn" => 1,
-        "record::journal" => 1,
+        "record::journal" | "record::trace" => 1,
         "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,
         "config" | "dial" => 2,
         "accept" | "admit" | "admit::desk" | "admit::shared" | "route::probe" | "forward" | "record" => 3,
@@ -138,6 +139,7 @@ const PURE_ACQUAINTANCES: &[(&str, &str, &str)] = &[
     ("refuse", "judge", "outcomes"),
     ("refuse", "inspect", "why a body could not be read"),
     ("refuse", "admit::limit", "limits, and where they stand"),
+    ("record::settings", "route", "where a collector is"),
     ("route", "admit::queue", "how the requests of a pool wait, in its settings"),
 ];
 

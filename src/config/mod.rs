@@ -36,7 +36,7 @@ use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
-use crate::record::settings::{AccessLog, JournalSettings, MetricLabels};
+use crate::record::settings::{AccessLog, JournalSettings, MetricLabels, OtlpSettings};
 use crate::route::Routes;
 use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
@@ -83,6 +83,8 @@ pub struct Settings {
     pub access_log: AccessLog,
     /// The journal, if one is kept.
     pub journal: Option<JournalSettings>,
+    /// Where spans go, if anywhere.
+    pub otlp: Option<OtlpSettings>,
     /// By which labels the metrics of requests are told apart.
     pub labels: MetricLabels,
     /// A hash of the file and of every file that it refers to.
@@ -216,6 +218,9 @@ impl Settings {
         }
         if self.journal != other.journal {
             found.push("telemetry.journal");
+        }
+        if self.otlp != other.otlp {
+            found.push("telemetry.otlp");
         }
         found
     }

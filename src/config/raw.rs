@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::read::{Entries, Located, NonEmpty, OneOrMany, OrOff, Unimplemented, block};
+use super::read::{Entries, Located, NonEmpty, OneOrMany, OrOff, block};
 use super::scalar::{ConcurrencyScalar, EnumScalar, EnumWord, PromptTokens, RedactedText, SizeScalar};
 use crate::admit::levels::Kind;
 use crate::admit::limit::settings::OverLimit;
@@ -598,10 +598,26 @@ block! {
         may drop_labels: OneOrMany<Located<EnumWord<RequestLabel>>>,
         /// Whether histograms have the label `model` too. Default: false.
         may histograms_by_model: Located<bool>,
-        /// Export of spans.
-        may otlp: Unimplemented,
+        /// Export of traces to a collector, over OTLP in HTTP and protobuf. Default: none.
+        may otlp: Otlp,
         /// The journal: one line in a file for each finished request, with lengths and times, without content.
         may journal: Journal,
+    }
+
+    /// Export of traces.
+    Otlp {
+        /// The collector: `http://HOST:4318`. Spans go to `/v1/traces` below it.
+        must endpoint: Located<String>,
+        /// File with headers for the collector, `name: value` on each line. Read at start.
+        may headers_file: Located<String>,
+        /// File with the roots of the collector's certificate, in PEM. Default: the system's.
+        may ca_file: Located<String>,
+        /// The share of traces that are kept, of those that begin here. Misses are always kept. Default: 0.01.
+        may ratio: Located<f64>,
+        /// Whether a request with a `traceparent` goes on in that trace, and by its decision. Default: true.
+        may follow_parent: Located<bool>,
+        /// Attributes of the resource, beside `service.name` and what else tells who sends.
+        may resource: Entries<Located<String>>,
     }
 
     /// The journal.

@@ -34,6 +34,10 @@ pub mod names {
     pub const X_FORWARDED_FOR: &str = "x-forwarded-for";
     /// The gateways that a request came through.
     pub const VIA: &str = "via";
+    /// The trace that a request belongs to, and the sender's span (W3C Trace Context).
+    pub const TRACEPARENT: &str = "traceparent";
+    /// What systems of tracing keep beside it.
+    pub const TRACESTATE: &str = "tracestate";
     /// Tells nginx not to buffer.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// The Anthropic and vLLM spelling of an API key.
@@ -73,6 +77,8 @@ pub struct Hop<'a> {
     pub address: Option<&'a str>,
     /// The version of HTTP over which it came.
     pub version: Version,
+    /// `traceparent` and `tracestate` in place of the client's, where the gateway has spans.
+    pub trace: Option<(&'a [u8], Option<&'a str>)>,
 }
 
 impl Hop<'_> {
@@ -112,6 +118,7 @@ pub fn for_engine<'a>(
             HeaderAction::Credential => !forward_authorization,
             HeaderAction::Coding => sent.decoded,
             HeaderAction::Accepts => sent.inspected,
+            HeaderAction::Trace => hop.trace.is_some(),
         };
         (!stays_here && !named.contains(name)).then_some((known, value.as_bytes()))
     };
@@ -120,7 +127,11 @@ pub fn for_engine<'a>(
     let host = host.map(|host| ("host", host.as_bytes()));
     let from = hop.address.map(|address| (names::X_FORWARDED_FOR, address.as_bytes()));
     let way = [(names::REQUEST_ID, hop.id), (names::VIA, hop.via())];
-    let ours = host.into_iter().chain(of_client).chain(coding).chain(from).chain(way);
+    let trace = hop.trace.into_iter().flat_map(|(parent, state)| {
+        let state = state.map(|state| (names::TRACESTATE, state.as_bytes()));
+        [(names::TRACEPARENT, parent)].into_iter().chain(state)
+    });
+    let ours = host.into_iter().chain(of_client).chain(coding).chain(from).chain(way).chain(trace);
     let ours = ours.filter(move |(name, _)| !is_fixed(name));
     ours.chain(fixed.iter().map(|(name, value)| (name.as_str(), value.as_bytes())))
 }
@@ -156,6 +167,8 @@ enum HeaderAction {
     Coding,
     /// Says which codings an answer may wear.
     Accepts,
+    /// Says in which trace the request is.
+    Trace,
 }
 
 fn fate(name: &str) -> HeaderAction {
@@ -165,6 +178,7 @@ fn fate(name: &str) -> HeaderAction {
         "authorization" | "x-api-key" | "cookie" | "api-key" => HeaderAction::Credential,
         "content-encoding" => HeaderAction::Coding,
         "accept-encoding" => HeaderAction::Accepts,
+        names::TRACEPARENT | names::TRACESTATE => HeaderAction::Trace,
         _ if is_of_one_hop(name) || steers(name) => HeaderAction::StaysHere,
         _ if name.contains('_') => HeaderAction::Underscored,
         _ => HeaderAction::Passes,
@@ -379,7 +393,7 @@ mod tests {
 
     fn sent_to(engine: &EngineHeaders<'_>, sent: RequestMeta, fields: &[(&str, &str)]) -> HeaderMap {
         let client = map(fields);
-        let hop = Hop { id: b"up-1", address: Some("192.0.2.7"), version: Version::HTTP_11 };
+        let hop = Hop { id: b"up-1", address: Some("192.0.2.7"), version: Version::HTTP_11, trace: None };
         let fields: Vec<(&str, &str)> = for_engine(&client, engine, sent, hop)
             .map(|(name, value)| (name, std::str::from_utf8(value).unwrap()))
             .collect();
@@ -460,7 +474,7 @@ mod tests {
             assert_eq!(said, expected, "{name}");
         }
         for (version, via) in [(Version::HTTP_10, "1.0 goodput"), (Version::HTTP_2, "2.0 goodput")] {
-            let hop = Hop { id: b"up-1", address: None, version };
+            let hop = Hop { id: b"up-1", address: None, version, trace: None };
             let client = HeaderMap::new();
             let engine = EngineHeaders::default();
             let sent: Vec<_> = for_engine(&client, &engine, INSPECTED, hop).collect();

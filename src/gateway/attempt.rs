@@ -25,6 +25,7 @@ use crate::forward::{
     RelayConfig, UpstreamHead, limit_refusal, open,
 };
 use crate::observe::{Expect, Observer, Reader, TimeoutKind};
+use crate::record::trace::OutgoingTrace;
 use crate::refuse::Rejection;
 use crate::rewrite::{self, EditPlan, Edits, EventGate, ReasoningEdit};
 use crate::route::retry::{self, Attempts, Happened, Injection};
@@ -105,6 +106,8 @@ pub(super) struct Attempt<'a> {
     pub(super) so_far: &'a Attempts,
     /// Which pool of the route this is.
     pub(super) at: usize,
+    /// What the engine is told of the request's trace.
+    pub(super) trace: Option<&'a OutgoingTrace>,
 }
 
 /// When and with what an engine was asked.
@@ -359,6 +362,7 @@ impl Attempt<'_> {
             id: &request.upstream_id,
             address: request.context.arrived.client.address(),
             version: request.context.arrived.head.version,
+            trace: self.trace.map(|trace| (&trace.parent[..], trace.state.as_deref())),
         };
         let fields = headers::for_engine(&request.context.arrived.head.headers, &engine, sent, hop);
         let body = rewrite::apply(request.context.body.frames.as_slice(), &edits.splices);

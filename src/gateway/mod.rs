@@ -228,6 +228,7 @@ impl Gateway {
         }
         let mut active = RequestGuard::new(self.recorder.open(arrived.id.clone(), arrived.arrival));
         active.read_by(&arrived.client);
+        active.begin_trace(&arrived.head.headers);
         match self.serve(live, &mut active, arrived, body).await {
             Ok(Served::Relayed(context, selected)) => context.relay(selected, active),
             Ok(Served::Own(mut response)) => {

@@ -1,4 +1,4 @@
-//! Written down once: metrics, access line, journal, and later span.
+//! Written down once: metrics, access line, journal, spans.
 //!
 //! The [`Recorder`] opens an [`ActiveRequest`] for each accepted request; its [`RequestEnd`] becomes one
 //! [`RequestRecord`], and [`Recorder::note`] is the one place where requests are counted:
@@ -18,19 +18,23 @@ mod journal_writer;
 mod live;
 mod metrics;
 mod open;
+mod otlp;
 mod process;
 mod series;
 pub mod settings;
+mod spans;
 mod standing;
 mod table;
 #[cfg(test)]
 mod tests;
+pub mod trace;
 mod visit;
 
 pub use access::AccessLines;
 pub use engines::EngineReport;
 pub use finished::{PromptShape, RequestRecord, Retry, RetryCounts};
 pub use journal_writer::{JournalSender, JournalWriter, journal};
+pub use otlp::{SpanExporter, SpanSender, spans};
 pub use standing::SloStatus;
 pub use table::{ClassShape, SeriesShape, TenantShape};
 pub use visit::{ActiveRequest, RequestEnd, RequestPolicy};
@@ -52,6 +56,7 @@ use live::GaugeCollector;
 use metrics::Metrics;
 use open::InFlightRegistry;
 use table::Table;
+use trace::Sampling;
 
 /// The status that is written down where the client left before it got one.
 pub const LEFT: u16 = 499;
@@ -116,6 +121,8 @@ pub struct RecordSinks {
     pub access: Option<AccessLines>,
     /// The journal.
     pub journal: Option<JournalSender>,
+    /// Spans.
+    pub spans: Option<SpanSender>,
 }
 
 /// Writes down what happened. Cheap to clone.
@@ -152,7 +159,7 @@ impl Recorder {
     /// The same, for all that finished requests may go to.
     #[must_use]
     pub fn with_sinks(clock: Clock, sinks: RecordSinks) -> Self {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new(sinks.spans.is_some());
         let table = ArcSwap::from_pointee(Table::empty(&metrics));
         Recorder(Arc::new_cyclic(|inner| {
             let mut registry = Registry::default();
@@ -170,7 +177,7 @@ impl Recorder {
                 store: Mutex::default(),
                 doorstep: Doorstep::default(),
                 registry,
-                shares: sinks.journal.is_some(),
+                shares: sinks.journal.is_some() || sinks.spans.is_some(),
                 sinks,
                 emptied: Notify::new(),
             }
@@ -215,11 +222,19 @@ impl Recorder {
 
     /// Hands a request to all sinks.
     fn share(&self, finished: Box<RequestRecord>) {
-        let finished = Arc::new(finished);
+        let finished: Arc<RequestRecord> = Arc::from(finished);
         if let Some(journal) = &self.0.sinks.journal {
             journal.write(SharedRecord::Shared(Arc::clone(&finished)));
         }
+        if let Some(spans) = self.0.sinks.spans.as_ref().filter(|_| finished.kept_trace().is_some()) {
+            spans.write(SharedRecord::Shared(Arc::clone(&finished)));
+        }
         self.write_access(SharedRecord::Shared(finished));
+    }
+
+    /// Which traces are kept, where spans are exported.
+    fn sampling(&self) -> Option<&Sampling> {
+        self.0.sinks.spans.as_ref().map(SpanSender::sampling)
     }
 
     fn write_access(&self, finished: SharedRecord) {
@@ -276,6 +291,9 @@ impl Recorder {
         }
         if let Some(journal) = &self.0.sinks.journal {
             self.0.metrics.count_journal(journal.lines());
+        }
+        if let Some(spans) = &self.0.sinks.spans {
+            self.0.metrics.count_spans(spans.spans());
         }
         let mut page = String::new();
         let encoded = match format {

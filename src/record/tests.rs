@@ -139,6 +139,7 @@ pub(super) fn finished(verdict: Verdict) -> RequestRecord {
         degraded: Degraded::default(),
         cap_lowered: false,
         asked: None,
+        trace: None,
     }
 }
 
@@ -500,7 +501,7 @@ async fn what_is_served_beyond_a_limit_is_counted_once_an_engine_was_asked() {
         visit.belongs_to(TenantId::from("acme"));
         visit.promised(RequestPolicy { case: Case { over_limit: true, ..Case::of(Dialect::Chat) }, ..promise() });
         if asked {
-            visit.attempts(&PoolId::from("main"), EngineId::from("vllm-0:8000"));
+            visit.attempts(&PoolId::from("main"), EngineId::from("vllm-0:8000"), at(0));
         }
         end(visit, answer(), None);
     }
@@ -973,6 +974,7 @@ async fn the_number_of_series_is_that_of_the_page() {
             "goodput_build",
             "goodput_access_",
             "goodput_journal_",
+            "goodput_spans_",
             "goodput_bad_heads_",
             "goodput_connections_refused_",
             "goodput_refused_",

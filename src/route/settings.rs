@@ -218,6 +218,12 @@ impl EngineKind {
         ("generic", EngineKind::Generic),
     ];
 
+    /// Its name in the settings.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+    }
+
     /// Whether an engine of this kind schedules by the `priority` in a request's body, where it
     /// was started so: the lower goes first.
     #[must_use]

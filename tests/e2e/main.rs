@@ -23,6 +23,7 @@ mod seats;
 mod shared_gateways;
 mod shared_limits;
 mod tls;
+mod traces;
 
 use std::process::{Command, Stdio};
 

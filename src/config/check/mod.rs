@@ -86,6 +86,7 @@ impl<'a> Checker<'a> {
         let access_log = access_log.map_or_else(Default::default, |word| word.value.0);
         let labels = self.labels(root);
         let journal = self.journal(root);
+        let otlp = self.otlp(root);
         if !self.problems.is_empty() {
             return None;
         }
@@ -114,6 +115,7 @@ impl<'a> Checker<'a> {
             limits_store,
             access_log,
             journal,
+            otlp,
             labels,
             hash: self.hash(hash_of_text),
             files: std::mem::take(&mut self.files),
