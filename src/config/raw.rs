@@ -100,6 +100,10 @@ block! {
         may delay: Located<Duration>,
         /// How long open requests may go on after that. Default: 60s.
         may drain: Located<Duration>,
+        /// How long the platform waits before it sends SIGTERM, inside the time in `grace_period`: a `preStop` hook of Kubernetes. Only checked. Default: 0s.
+        may pre_stop: Located<Duration>,
+        /// From the platform's decision to end the process to the moment at which it kills it: `terminationGracePeriodSeconds` of Kubernetes, `TimeoutStopSec` of systemd. Only checked. Default: not checked.
+        may grace_period: Located<Duration>,
     }
 
     /// What is read of answers.

@@ -382,6 +382,34 @@ fn what_is_not_written_has_its_default() {
 }
 
 #[test]
+fn answers_that_would_be_cut_by_the_drain_are_told() {
+    let notes = |text: &str| good(text).notes.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let slow = |shutdown: &str| {
+        notes(
+            &class(&format!("objectives: {{e2e_seconds: {{threshold: 90, attainment: 0.9}}}}"))
+                .replace("default_class", &format!("{shutdown}default_class")),
+        )
+    };
+    assert!(notes(BASE).is_empty());
+    let told = slow("shutdown: {drain: 1m}\n");
+    assert!(
+        told[0].contains("shutdown.drain: `drain` (60s) cuts answers of the class chat that may take 90s and keep their promise; give it 90s"),
+        "{told:?}"
+    );
+    assert!(slow("")[0].starts_with("1:1: shutdown: `drain` (60s) cuts"), "by default, too");
+    assert!(slow("shutdown: {drain: 90s}\n").is_empty());
+    // Nobody has said how long answers are.
+    let unknown =
+        "objectives: {ttft_seconds: {threshold: 1, attainment: 0.9}, tpot_seconds: {threshold: 0.2, attainment: 0.9}}";
+    assert!(notes(&class(unknown)).is_empty());
+    let stated = format!("{unknown}\n    default_output_tokens: 400");
+    assert!(notes(&class(&stated))[0].contains("that may take 80.8s"), "{:?}", notes(&class(&stated)));
+    let compared = notes(&and("shutdown: {pre_stop: 3s}"));
+    assert!(compared[0].contains("shutdown.pre_stop: is compared with nothing; add `grace_period`"), "{compared:?}");
+    assert!(notes(&and("shutdown: {pre_stop: 3s, grace_period: 73s}")).is_empty());
+}
+
+#[test]
 fn a_journal_is_read_with_its_key() {
     assert_eq!(good(BASE).journal, None);
     let plain = good(&journal("{path: logs/j.jsonl}"));
@@ -1138,6 +1166,11 @@ fn each_kind_of_problem() {
             store("{url: \"redis://store\", password_file: nowhere}"),
             "limits_store.redis.password_file: the file \"nowhere\" cannot be read",
         ),
+        (
+            and("shutdown: {drain: 2m, pre_stop: 3s, grace_period: 130s}"),
+            "12:51: shutdown.grace_period: leaving takes 133s: pre_stop + delay + drain and what is left to write, 3s + 5s + 120s + 5s; give it 133s, or shorten `drain`",
+        ),
+        (and("shutdown: {grace_period: 69s}"), "12:26: shutdown.grace_period: leaving takes 70s"),
         (and("telemetry: {journal: {}}"), "12:22: telemetry.journal: `path` is missing; add `path`"),
         (journal("{path: logs/}"), "12:29: telemetry.journal.path: \"logs/\" is no file; write the path of a file"),
         (
