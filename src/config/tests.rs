@@ -218,7 +218,7 @@ fn config_minimal_loads() {
 fn config_goodput_loads_with_all_it_says() {
     let settings = good(include_str!("../../config/goodput.yaml"));
     assert_eq!(settings.listen, Listen::default(), "the example names the defaults");
-    assert_eq!(settings.shutdown, Shutdown::default());
+    assert_eq!(settings.shutdown, Shutdown { drain: Duration::from_secs(80), ..Shutdown::default() });
     assert_eq!(settings.buckets, LengthBuckets::default());
     assert_eq!(settings.judged_paths[0].path(), "/v1/embeddings");
     assert_eq!(settings.classes.len(), 5);

@@ -7,6 +7,7 @@
 
 mod compose;
 mod degradation;
+mod deploy;
 mod exits;
 mod gateway;
 mod journal;
