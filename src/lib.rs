@@ -28,6 +28,8 @@
 //! | | [`judge`] | Did this request keep its promise? | [`judge::judge`](judge::judge()), [`judge::Verdict`] |
 //! | | [`refuse`] | Every early end: what the client is told, whose fault it is. | [`refuse::Rejection`] |
 //! | | [`record::burn`] | Windows, attainment, burn rate, budget. | [`record::burn::Burn`] |
+//! | | [`record::journal`] | The format of the journal, read and written. | [`record::journal::JournalLine`] |
+//! | | [`record::trace`] | Trace context, and which traces are kept. | [`record::trace::TraceParent`] |
 //! | 2 settings, lines | [`config`] | YAML to checked settings, and again when it changes. | [`config::load`], [`config::Settings`] |
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
 //! | 3 shell | [`accept`] | Listeners, TLS, limits on clients, drain. | [`accept::Listener`], [`accept::Drain`] |
@@ -35,7 +37,7 @@
 //! | | [`admit::shared`] | The tenants' limits where several gateways share them, in Redis or Valkey. | [`admit::shared::Store`] |
 //! | | [`route::probe`] | Health checks, engines' metrics, DNS. | [`route::probe::Probes`] |
 //! | | [`forward`] | One attempt: head held until the first token, then relay. | [`forward::open`](forward::open()), [`forward::Relay`] |
-//! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::ActiveRequest`] |
+//! | | [`record`] | Written down once: metrics, the access line, the journal, spans. | [`record::Recorder`], [`record::ActiveRequest`] |
 //! | 4 story | [`gateway`] | The life of one request, told once. | [`gateway::Gateway`] |
 //! | | [`admin`] | The operators' port. | [`admin::router`] |
 //! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo, a whole fleet in virtual time. | [`lab::engine::SimEngine`], [`lab::fleet`] |
