@@ -100,6 +100,7 @@ const ROOMS_IN_FOLDERS: &[(&str, &str)] = &[
     ("record", "journal"),
     ("record", "drift"),
     ("record", "settings"),
+    ("record", "trace"),
     ("route", "probe"),
 ];
 
@@ -119,7 +120,7 @@ fn layer(room: &str) -> Option<u8> {
         "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
         "alerts" | "capacity" | "trace" => 1,
         "admit::levels" | "admit::limit" | "admit::overload" | "admit::queue" | "admit::spill" => 1,
-        "record::burn" | "record::drift" | "record::journal" => 1,
+        "record::burn" | "record::drift" | "record::journal" | "record::trace" => 1,
         "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,
         "config" | "dial" => 2,
         "accept" | "admit" | "admit::desk" | "admit::shared" | "route::probe" | "forward" | "record" => 3,
@@ -141,6 +142,7 @@ const PURE_ACQUAINTANCES: &[(&str, &str, &str)] = &[
     ("refuse", "judge", "outcomes"),
     ("refuse", "inspect", "why a body could not be read"),
     ("refuse", "admit::limit", "limits, and where they stand"),
+    ("record::settings", "route", "where a collector is"),
     ("route", "admit::queue", "how the requests of a pool wait, in its settings"),
 ];
 

@@ -724,6 +724,7 @@ impl config::Environment for Desk {
             Some("tls.crt") => self.certificate.clone(),
             Some("tls.key") => self.key.clone(),
             _ if path.extension().is_some_and(|end| end == "pem") => self.certificate.clone(),
+            _ if path.extension().is_some_and(|end| end == "headers") => "authorization: Basic one".to_owned(),
             _ => "one-line-of-some-length".to_owned(),
         }
         .into_bytes())

@@ -22,8 +22,8 @@ pub mod serve;
 pub mod service;
 mod signals;
 mod status;
-pub mod top;
 pub mod sweep;
+pub mod top;
 
 use std::process::ExitCode;
 

@@ -80,8 +80,8 @@ impl Service {
             }
             None => None,
         };
-        let (sinks, writers) = sinks(&settings, clock);
         let dial: Arc<dyn Dial> = Arc::new(Sockets::new());
+        let (sinks, writers) = sinks(&settings, &dial, clock);
         let recorder = Recorder::with_sinks(clock, sinks);
         let state = settings.slo_state.as_ref().map(|state| restore(state, &recorder));
         let listener = listener.counting(recorder.doorstep().clone());
@@ -404,7 +404,7 @@ async fn last_words(
 }
 
 /// Where finished requests go, and the tasks that write them.
-fn sinks(settings: &Settings, clock: Clock) -> (RecordSinks, Vec<JoinHandle<()>>) {
+fn sinks(settings: &Settings, dial: &Arc<dyn Dial>, clock: Clock) -> (RecordSinks, Vec<JoinHandle<()>>) {
     let (mut sinks, mut writers) = (RecordSinks::default(), Vec::new());
     if settings.access_log == AccessLog::Stdout {
         let (lines, writer) = access::lines();
@@ -422,6 +422,11 @@ fn sinks(settings: &Settings, clock: Clock) -> (RecordSinks, Vec<JoinHandle<()>>
         let (sender, writer) = record::journal(settings.clone(), rand::random());
         sinks.journal = Some(sender);
         writers.push(tokio::spawn(writer.run(clock)));
+    }
+    if let Some(settings) = &settings.otlp {
+        let (sender, exporter) = record::spans(settings.clone(), rand::random());
+        sinks.spans = Some(sender);
+        writers.push(tokio::spawn(exporter.run(Arc::clone(dial), clock)));
     }
     (sinks, writers)
 }

@@ -37,7 +37,7 @@ use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
-use crate::record::settings::{AccessLog, JournalSettings, MetricLabels, SloStateSettings};
+use crate::record::settings::{AccessLog, JournalSettings, MetricLabels, OtlpSettings, SloStateSettings};
 use crate::route::Routes;
 use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
@@ -86,6 +86,8 @@ pub struct Settings {
     pub journal: Option<JournalSettings>,
     /// The file in which the counts of classes outlive the process, if any.
     pub slo_state: Option<SloStateSettings>,
+    /// Where spans go, if anywhere.
+    pub otlp: Option<OtlpSettings>,
     /// By which labels the metrics of requests are told apart.
     pub labels: MetricLabels,
     /// Hash of the file and every file it refers to.
@@ -222,6 +224,9 @@ impl Settings {
         }
         if self.slo_state != other.slo_state {
             found.push("telemetry.slo_state");
+        }
+        if self.otlp != other.otlp {
+            found.push("telemetry.otlp");
         }
         found
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::read::{Entries, Located, NonEmpty, OneOrMany, OrOff, Unimplemented, block};
+use super::read::{Entries, Located, NonEmpty, OneOrMany, OrOff, block};
 use super::scalar::{ConcurrencyScalar, EnumScalar, EnumWord, PromptTokens, RedactedText, SizeScalar};
 use crate::admit::levels::Kind;
 use crate::admit::limit::settings::OverLimit;
@@ -100,6 +100,10 @@ block! {
         may delay: Located<Duration>,
         /// Time for open requests after that. Default: 60s.
         may drain: Located<Duration>,
+        /// How long the platform waits before it sends SIGTERM, inside the time in `grace_period`: a `preStop` hook of Kubernetes. Only checked. Default: 0s.
+        may pre_stop: Located<Duration>,
+        /// From the platform's decision to end the process to the moment at which it kills it: `terminationGracePeriodSeconds` of Kubernetes, `TimeoutStopSec` of systemd. Only checked. Default: not checked.
+        may grace_period: Located<Duration>,
     }
 
     /// What is inspected of responses.
@@ -556,10 +560,26 @@ block! {
         may series_by_engine: Located<bool>,
         /// The file in which the counts of classes outlive the process. Default: none; windows begin with the process.
         may slo_state: SloState,
-        /// Export of spans.
-        may otlp: Unimplemented,
+        /// Export of traces to a collector, over OTLP in HTTP and protobuf. Default: none.
+        may otlp: Otlp,
         /// The journal: one line in a file for each finished request, with lengths and times, without content.
         may journal: Journal,
+    }
+
+    /// Export of traces.
+    Otlp {
+        /// The collector: `http://HOST:4318`. Spans go to `/v1/traces` below it.
+        must endpoint: Located<String>,
+        /// File with headers for the collector, `name: value` on each line. Read at start.
+        may headers_file: Located<String>,
+        /// File with the roots of the collector's certificate, in PEM. Default: the system's.
+        may ca_file: Located<String>,
+        /// The share of traces that are kept, of those that begin here. Misses are always kept. Default: 0.01.
+        may ratio: Located<f64>,
+        /// Whether a request with a `traceparent` goes on in that trace, and by its decision. Default: true.
+        may follow_parent: Located<bool>,
+        /// Attributes of the resource, beside `service.name` and what else tells who sends.
+        may resource: Entries<Located<String>>,
     }
 
     /// The journal.

@@ -558,29 +558,3 @@ impl<T: Read> JsonSchema for OrOff<T> {
         json_schema!({"anyOf": [block, {"enum": ["off", false]}]})
     }
 }
-
-/// A key without a function yet.
-#[derive(Debug)]
-pub(super) enum Unimplemented {}
-
-/// Message for such a key or word.
-pub(super) const NOT_YET: &str = "not available yet";
-
-impl Read for Unimplemented {
-    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self> {
-        reader.fail(node, NOT_YET, "remove the key");
-        None
-    }
-}
-
-impl JsonSchema for Unimplemented {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "not_yet".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"not": {}})
-    }
-}

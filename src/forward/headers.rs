@@ -34,6 +34,10 @@ pub mod names {
     pub const X_FORWARDED_FOR: &str = "x-forwarded-for";
     /// The proxies that a request passed.
     pub const VIA: &str = "via";
+    /// The trace that a request belongs to, and the sender's span (W3C Trace Context).
+    pub const TRACEPARENT: &str = "traceparent";
+    /// What systems of tracing keep beside it.
+    pub const TRACESTATE: &str = "tracestate";
     /// Tells nginx not to buffer.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// Header for an API key at Anthropic and vLLM.
@@ -60,6 +64,8 @@ pub struct RequestMeta {
     pub decoded: bool,
     /// It has a `connection` field, which may name others.
     pub names_hop_fields: bool,
+    /// The gateway has spans, so that its `traceparent` and `tracestate` go in place of the client's.
+    pub traced: bool,
 }
 
 /// What the gateway tells an engine about the request's path.
@@ -69,6 +75,15 @@ pub struct Hop<'a> {
     pub address: Option<&'a str>,
     /// The client's HTTP version.
     pub version: Version,
+}
+
+/// The span of the gateway as the next one is told of it (W3C Trace Context).
+#[derive(Clone, Copy, Debug)]
+pub struct TraceFields<'a> {
+    /// `traceparent`.
+    pub parent: &'a [u8],
+    /// `tracestate`, if there is any.
+    pub state: Option<&'a str>,
 }
 
 impl Hop<'_> {
@@ -91,6 +106,8 @@ pub struct RequestLines {
     /// The pool's settings say what stands there instead.
     fixes_host: bool,
     fixes_id: bool,
+    fixes_parent: bool,
+    fixes_state: bool,
 }
 
 impl RequestLines {
@@ -124,12 +141,19 @@ impl RequestLines {
             put(names::VIA, hop.via());
         }
         fixed.iter().for_each(|(name, value)| put(name.as_str(), value.as_bytes()));
-        RequestLines { text, id_at, fixes_host: is_fixed("host"), fixes_id: is_fixed(names::REQUEST_ID) }
+        RequestLines {
+            text,
+            id_at,
+            fixes_host: is_fixed("host"),
+            fixes_id: is_fixed(names::REQUEST_ID),
+            fixes_parent: is_fixed(names::TRACEPARENT),
+            fixes_state: is_fixed(names::TRACESTATE),
+        }
     }
 
-    /// Puts them into a head, with what is not the same in all: the engine's authority, and the id under
-    /// which it has the request.
-    pub fn put(&self, head: &mut Vec<u8>, host: Option<&HeaderValue>, id: &[u8]) {
+    /// Puts them into a head, with what is not the same in all: the engine's authority, the id under
+    /// which it has the request, and the span of this attempt.
+    pub fn put(&self, head: &mut Vec<u8>, host: Option<&HeaderValue>, id: &[u8], trace: Option<TraceFields<'_>>) {
         if let Some(host) = host.filter(|_| !self.fixes_host) {
             framing::put_line(head, "host", host.as_bytes());
         }
@@ -137,6 +161,14 @@ impl RequestLines {
         head.extend_from_slice(before_id);
         if !self.fixes_id {
             framing::put_line(head, names::REQUEST_ID, id);
+        }
+        if let Some(TraceFields { parent, state }) = trace {
+            if !self.fixes_parent {
+                framing::put_line(head, names::TRACEPARENT, parent);
+            }
+            if let Some(state) = state.filter(|_| !self.fixes_state) {
+                framing::put_line(head, names::TRACESTATE, state.as_bytes());
+            }
         }
         head.extend_from_slice(behind_id);
     }
@@ -160,6 +192,7 @@ fn crosses(name: &HeaderName, engine: &EngineHeaders<'_>, sent: RequestMeta, nam
         HeaderAction::Credential => !engine.forward_authorization,
         HeaderAction::Coding => sent.decoded,
         HeaderAction::Accepts => sent.inspected,
+        HeaderAction::Trace => sent.traced,
     };
     !stays_here && !named.contains(name)
 }
@@ -195,6 +228,8 @@ enum HeaderAction {
     Coding,
     /// The accepted content codings.
     Accepts,
+    /// Says in which trace the request is.
+    Trace,
 }
 
 fn fate(name: &str) -> HeaderAction {
@@ -204,6 +239,7 @@ fn fate(name: &str) -> HeaderAction {
         "authorization" | "x-api-key" | "cookie" | "api-key" => HeaderAction::Credential,
         "content-encoding" => HeaderAction::Coding,
         "accept-encoding" => HeaderAction::Accepts,
+        names::TRACEPARENT | names::TRACESTATE => HeaderAction::Trace,
         _ if is_of_one_hop(name) || steers(name) => HeaderAction::StaysHere,
         _ if name.contains('_') => HeaderAction::Underscored,
         _ => HeaderAction::Passes,
@@ -410,7 +446,8 @@ mod tests {
         fields.iter().map(field).collect()
     }
 
-    const INSPECTED: RequestMeta = RequestMeta { inspected: true, decoded: false, names_hop_fields: true };
+    const INSPECTED: RequestMeta =
+        RequestMeta { inspected: true, decoded: false, names_hop_fields: true, traced: false };
 
     fn to_engine(fields: &[(&str, &str)]) -> HeaderMap {
         sent_to(&EngineHeaders::default(), INSPECTED, fields)
@@ -423,7 +460,7 @@ mod tests {
 
     fn put(lines: &RequestLines, host: Option<&'static str>) -> HeaderMap {
         let mut head = Vec::new();
-        lines.put(&mut head, host.map(HeaderValue::from_static).as_ref(), b"up-1");
+        lines.put(&mut head, host.map(HeaderValue::from_static).as_ref(), b"up-1", None);
         let lines = std::str::from_utf8(&head).unwrap().split_terminator("\r\n");
         map(&lines.map(|line| line.split_once(": ").unwrap()).collect::<Vec<_>>())
     }

@@ -17,13 +17,14 @@ use super::upstream::{UpstreamRequest, Upstreams};
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::forward::deadlines::earlier;
-use crate::forward::headers::{Content, EngineHeaders, Hop, Media, RequestLines, RequestMeta};
+use crate::forward::headers::{Content, EngineHeaders, Hop, Media, RequestLines, RequestMeta, TraceFields};
 use crate::forward::lines::{RequestWriter, UpstreamResponse};
 use crate::forward::{
     AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, DeadlineAction, Deadlines, HoldError, Relay,
     RelayConfig, UpstreamHead, limit_refusal, open,
 };
 use crate::observe::{Expect, Observer, Reader, TimeoutKind};
+use crate::record::trace::OutgoingTrace;
 use crate::refuse::Rejection;
 use crate::rewrite::{self, EditPlan, Edits, EventGate, ReasoningEdit};
 use crate::route::retry::{self, Attempts, Happened, Injection};
@@ -143,6 +144,8 @@ pub(super) struct Attempt<'a> {
     pub(super) so_far: &'a Attempts,
     /// Index of the pool in the route.
     pub(super) at: usize,
+    /// What the engine is told of the request's trace.
+    pub(super) trace: Option<&'a OutgoingTrace>,
 }
 
 /// The fields of a client as they go to the engines of a pool: kept with the client's head, which most
@@ -413,6 +416,7 @@ impl Attempt<'_> {
                 &made
             }
         };
+        let trace = self.trace.map(|trace| TraceFields { parent: &trace.parent[..], state: trace.state.as_deref() });
         let body = rewrite::apply(request.context.body.frames.as_slice(), &edits.splices);
         AttemptRequest {
             lines: Arc::clone(self.upstreams.lines),
@@ -424,7 +428,7 @@ impl Attempt<'_> {
                 head.method.as_str(),
                 &self.address.base,
                 &request.context.target(),
-                |head| fields.lines.put(head, self.host.as_ref(), &request.upstream_id),
+                |head| fields.lines.put(head, self.host.as_ref(), &request.upstream_id, trace),
                 body,
             ),
             fresh: self.fresh,
@@ -438,6 +442,7 @@ impl Attempt<'_> {
             inspected: self.request.context.is_judged,
             decoded: self.request.context.body.was_coded,
             names_hop_fields: self.request.context.arrived.head.has_connection(),
+            traced: self.trace.is_some(),
         }
     }
 

@@ -229,6 +229,7 @@ impl Gateway {
         }
         let active = self.recorder.open(arrived.id.clone(), arrived.arrival, arrived.client.clone());
         let mut active = RequestGuard::new(active);
+        active.begin_trace(&arrived.head.headers);
         match self.serve(live, &mut active, arrived, body).await {
             Ok(Served::Relayed(context, selected)) => context.relay(selected, active),
             Ok(Served::Own(mut response)) => {

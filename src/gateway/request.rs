@@ -242,6 +242,7 @@ impl GatewayState {
             })?,
         };
         active.routed(routed.model_label.clone(), routed.pools[0].clone());
+        active.traced_to(|| (model, policy.pool(&routed.pools[0]).settings.kind.as_str()));
         let overload = self.relief(&policy.class.id);
         overload.is_told(active);
         let routed = overload.rerouted(routed, policy.class.priority, active, body.complete)?;

@@ -14,6 +14,7 @@ use super::promise::PoolHandle;
 use super::upstream::{UpstreamRequest, Upstreams};
 use crate::forward::Deadlines;
 use crate::forward::deadlines::earlier;
+use crate::record::trace::AttemptFailure;
 use crate::record::{ActiveRequest, Retry};
 use crate::refuse::Rejection;
 use crate::route::retry::{Attempts, Happened, Next};
@@ -236,6 +237,7 @@ impl<'a> RetryLoop<'a> {
         let signals = Arc::clone(work.signals());
         let mut work = Some(work);
         self.active.attempts(&place.pool, place.engine.clone(), self.now);
+        let trace = self.active.outgoing_trace();
         if let Some(happened) = self.behind.take() {
             self.active.retries(reason_of(happened));
         }
@@ -258,6 +260,7 @@ impl<'a> RetryLoop<'a> {
                 watches: has_neighbours || self.here + 1 < request.context.routed.pools.len(),
                 so_far: &self.attempts,
                 at: self.here,
+                trace: trace.as_deref(),
             };
             let result = attempt.run(&mut work, self.held, &mut self.exit, self.deadlines, self.now).await;
             let happened = match self.weigh(bound, &place, result)? {
@@ -322,6 +325,10 @@ impl<'a> RetryLoop<'a> {
             AttemptResult::Speaks(_, at) => at,
             AttemptResult::Failed(..) | AttemptResult::Ended(_) => self.upstreams.clock.now(),
         };
+        if let AttemptResult::Failed(happened, answer) = &result {
+            let status = answer.as_ref().ok().map(|answer| answer.head.parts.status.as_u16());
+            self.active.attempt_failed(self.now, AttemptFailure { what: happened.as_str(), status });
+        }
         let happened = match result {
             AttemptResult::Speaks(spoke, at) => {
                 if spoke.relay.has_spoken() {

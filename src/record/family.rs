@@ -9,12 +9,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use parking_lot::RwLock;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::{MetricType, TypedMetric};
+
+use super::trace::RequestTrace;
 
 /// The labels of a series, in page order.
 pub(super) type Labels = Vec<(&'static str, Arc<str>)>;
@@ -62,16 +65,30 @@ impl MetricFamily<Counter> {
 impl MetricFamily<DurationHistogram> {
     /// Number of lines on the page: one per edge, plus infinity, sum and count.
     pub(super) fn lines(&self) -> usize {
-        self.0.read().values().map(|histogram| histogram.0.edges.len() + 3).sum()
+        self.0.read().values().map(|histogram| histogram.buckets.edges.len() + 3).sum()
     }
 
     /// The histogram with these labels. One with other edges is replaced by an empty one, because its counts
     /// cannot be converted.
     pub(super) fn at(&self, labels: Labels, edges: &Arc<[Duration]>) -> DurationHistogram {
+        self.made(labels, edges, DurationHistogram::new)
+    }
+
+    /// The same, keeping an exemplar for each bucket if they are wanted.
+    pub(super) fn at_with_exemplars(&self, labels: Labels, edges: &Arc<[Duration]>, wanted: bool) -> DurationHistogram {
+        self.made(labels, edges, if wanted { DurationHistogram::with_exemplars } else { DurationHistogram::new })
+    }
+
+    fn made(
+        &self,
+        labels: Labels,
+        edges: &Arc<[Duration]>,
+        make: fn(Arc<[Duration]>) -> DurationHistogram,
+    ) -> DurationHistogram {
         let mut series = self.0.write();
-        let known = series.get(&labels).filter(|known| known.0.edges == *edges).cloned();
+        let known = series.get(&labels).filter(|known| known.buckets.edges == *edges).cloned();
         known.unwrap_or_else(|| {
-            let fresh = DurationHistogram::new(edges.clone());
+            let fresh = make(edges.clone());
             series.insert(labels, fresh.clone());
             fresh
         })
@@ -93,7 +110,15 @@ impl<M: EncodeMetric + TypedMetric> EncodeMetric for MetricFamily<M> {
 
 /// A histogram of durations.
 #[derive(Clone, Debug)]
-pub(super) struct DurationHistogram(Arc<Buckets>);
+pub(super) struct DurationHistogram {
+    buckets: Arc<Buckets>,
+    /// Counts in place of the buckets, where exemplars are kept: they can be written by no other
+    /// type of the library's.
+    exemplars: Option<HistogramWithExemplars<ExemplarLabels>>,
+}
+
+/// What leads from a bucket to a trace.
+type ExemplarLabels = Vec<(&'static str, String)>;
 
 #[derive(Debug)]
 struct Buckets {
@@ -108,7 +133,23 @@ impl DurationHistogram {
     fn new(edges: Arc<[Duration]>) -> Self {
         let counts = (0..=edges.len()).map(|_| AtomicU64::new(0)).collect();
         let edge_nanos = edges.iter().copied().map(nanos).collect();
-        DurationHistogram(Arc::new(Buckets { edges, edge_nanos, counts, sum_nanos: AtomicU64::new(0) }))
+        let buckets = Arc::new(Buckets { edges, edge_nanos, counts, sum_nanos: AtomicU64::new(0) });
+        DurationHistogram { buckets, exemplars: None }
+    }
+
+    fn with_exemplars(edges: Arc<[Duration]>) -> Self {
+        let exemplars = HistogramWithExemplars::new(edges.iter().map(Duration::as_secs_f64));
+        DurationHistogram { exemplars: Some(exemplars), ..DurationHistogram::new(edges) }
+    }
+
+    /// Counts one length, and keeps the trace of its request as its bucket's exemplar. `at` is the time of
+    /// day at which it had passed.
+    pub(super) fn observe_traced(&self, length: Duration, trace: Option<(&RequestTrace, Duration)>) {
+        let Some(exemplars) = &self.exemplars else { return self.observe(length) };
+        let labels = trace
+            .map(|(trace, _)| vec![("trace_id", trace.context.trace.hex()), ("span_id", trace.context.span.hex())]);
+        let at = trace.map(|(_, at)| UNIX_EPOCH + at);
+        exemplars.observe(length.as_secs_f64(), labels, at);
     }
 
     /// Counts one duration.
@@ -129,13 +170,13 @@ impl DurationHistogram {
 
     fn add(&self, nanos: u64, times: u64) {
         // Few edges, so a linear search is fastest.
-        let Buckets { edge_nanos, counts, .. } = &*self.0;
+        let Buckets { edge_nanos, counts, .. } = &*self.buckets;
         let bucket = edge_nanos.iter().position(|edge| nanos <= *edge).unwrap_or(edge_nanos.len());
         counts[bucket].fetch_add(times, Ordering::Relaxed);
     }
 
     fn add_sum(&self, nanos: u64) {
-        self.0.sum_nanos.fetch_add(nanos, Ordering::Relaxed);
+        self.buckets.sum_nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 }
 
@@ -150,7 +191,10 @@ impl TypedMetric for DurationHistogram {
 
 impl EncodeMetric for DurationHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let Buckets { edges, counts, sum_nanos, .. } = &*self.0;
+        if let Some(exemplars) = &self.exemplars {
+            return exemplars.encode(encoder);
+        }
+        let Buckets { edges, counts, sum_nanos, .. } = &*self.buckets;
         let edges = edges.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> =
             edges.zip(counts.iter()).map(|(edge, count)| (edge, count.load(Ordering::Relaxed))).collect();
@@ -173,7 +217,7 @@ mod tests {
     }
 
     fn counts(histogram: &DurationHistogram) -> Vec<u64> {
-        histogram.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+        histogram.buckets.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
 
     #[test]

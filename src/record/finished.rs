@@ -4,9 +4,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::trace::RequestTrace;
 use crate::admit::levels::Degraded;
 use crate::admit::limit::{Limit, Scope};
-use crate::judge::{Outcome, Verdict};
+use crate::judge::{Excluded, Outcome, Verdict};
 use crate::observe::{Timeline, TokenSource};
 use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
@@ -168,6 +169,8 @@ pub struct RequestRecord {
     pub cap_lowered: bool,
     /// The unknown path or model it asked for, escaped and shortened.
     pub asked: Option<Box<str>>,
+    /// Its trace, where spans are exported.
+    pub trace: Option<Box<RequestTrace>>,
 }
 
 impl RequestRecord {
@@ -216,6 +219,16 @@ impl RequestRecord {
         let computed = |t: &&Timeline| t.usage.input.is_some() || t.output > Tokens::ZERO || t.first_token.is_some();
         let answer = self.answer().filter(computed)?;
         Some((answer.usage.input.unwrap_or(self.prompt), answer.output))
+    }
+
+    /// Its trace, if it is kept: sampled at the head, or a miss. What the gateway answers by itself
+    /// has none: health checks are no traffic.
+    #[must_use]
+    pub fn kept_trace(&self) -> Option<&RequestTrace> {
+        let outcome = self.verdict.outcome;
+        let is_own = self.attempts == 0 && outcome == Outcome::Excluded(Excluded::Unjudged);
+        let is_miss = matches!(outcome, Outcome::Missed(_));
+        self.trace.as_deref().filter(|trace| !is_own && (is_miss || trace.context.sampled))
     }
 
     /// How long the client had waited when it left before the response was complete.

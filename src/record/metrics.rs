@@ -15,6 +15,7 @@ use parking_lot::RwLock;
 
 use super::family::{DurationHistogram, Labels, MetricFamily};
 use super::journal_writer::JournalCounts;
+use super::otlp::SpanCounts;
 use super::settings::RequestLabel;
 use crate::units::{EngineId, PoolId};
 
@@ -63,9 +64,17 @@ pub(super) struct Metrics {
     journal_lines: MetricFamily<Counter>,
     pub(super) state_loads: MetricFamily<Counter>,
     pub(super) state_saves: MetricFamily<Counter>,
+    spans: MetricFamily<Counter>,
+    /// Histograms of what traces can explain keep one for each bucket.
+    pub(super) has_exemplars: bool,
 }
 
 impl Metrics {
+    /// All of them, at nothing.
+    pub(super) fn new(has_exemplars: bool) -> Self {
+        Metrics { has_exemplars, ..Metrics::default() }
+    }
+
     /// Registers all families. Help texts name the start and end of each measure.
     pub(super) fn register(&self, registry: &mut Registry) {
         for success in [true, false] {
@@ -245,6 +254,12 @@ impl Metrics {
             "Lines of the journal, by what became of them: written; or lost, because the queue in front of the disk was full, or because the disk failed",
             self.journal_lines.clone(),
         );
+        self.count_spans(&SpanCounts::default());
+        own.register(
+            "spans",
+            "Spans, by what became of them: exported; or lost, because the queue in front of the exporter was full, the collector did not take them, or rejected them",
+            self.spans.clone(),
+        );
     }
 
     /// The labels of a request series, without omitted ones.
@@ -331,6 +346,19 @@ impl Metrics {
             [("written", &lines.written), ("queue_full", &lines.queue_full), ("write_failed", &lines.write_failed)];
         for (result, count) in results {
             self.journal_lines.at(vec![("result", result.into())]).inc_by(count.swap(0, Ordering::Relaxed));
+        }
+    }
+
+    /// Adds what became of spans since this was last done.
+    pub(super) fn count_spans(&self, spans: &SpanCounts) {
+        let results = [
+            ("exported", &spans.exported),
+            ("queue_full", &spans.queue_full),
+            ("export_failed", &spans.export_failed),
+            ("rejected", &spans.rejected),
+        ];
+        for (result, count) in results {
+            self.spans.at(vec![("result", result.into())]).inc_by(count.swap(0, Ordering::Relaxed));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Written down once: metrics, access line, journal, and later span.
+//! Written down once: metrics, access line, journal, spans.
 //!
 //! The [`Recorder`] opens an [`ActiveRequest`] for each accepted request; its [`RequestEnd`] becomes one
 //! [`RequestRecord`], and [`Recorder::note`] is the only place where requests are counted:
@@ -24,14 +24,17 @@ mod live;
 mod metrics;
 mod misses;
 mod open;
+mod otlp;
 mod process;
 mod series;
 pub mod settings;
 mod slo_state;
+mod spans;
 mod standing;
 mod table;
 #[cfg(test)]
 mod tests;
+pub mod trace;
 mod visit;
 
 pub use access::AccessLines;
@@ -41,6 +44,7 @@ pub use finished::{AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts
 pub use history::{HistoryPoint, HistorySpan};
 pub use journal_writer::{JournalSender, JournalWriter, journal};
 pub use misses::MissRecord;
+pub use otlp::{SpanExporter, SpanSender, spans};
 pub use slo_state::{SloState, StateFile, StateLoad};
 pub use standing::{LengthStatus, SloStatus, WorkloadDrift};
 pub use table::{ClassShape, SeriesShape, TenantShape};
@@ -67,6 +71,7 @@ use misses::RecentMisses;
 use open::InFlightRegistry;
 use slo_state::ClassCounts;
 use table::Table;
+use trace::Sampling;
 
 /// The recorded status of a request whose client left before a status was sent.
 pub const LEFT: u16 = 499;
@@ -131,6 +136,8 @@ pub struct RecordSinks {
     pub access: Option<AccessLines>,
     /// The journal.
     pub journal: Option<JournalSender>,
+    /// Spans.
+    pub spans: Option<SpanSender>,
 }
 
 /// Writes down what happened. Cheap to clone.
@@ -179,7 +186,7 @@ impl Recorder {
     /// The same, for all that finished requests may go to.
     #[must_use]
     pub fn with_sinks(clock: Clock, sinks: RecordSinks) -> Self {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new(sinks.spans.is_some());
         let table = ArcSwap::from_pointee(Table::empty(&metrics));
         Recorder(Arc::new_cyclic(|inner| {
             let mut registry = Registry::default();
@@ -199,7 +206,7 @@ impl Recorder {
                 store: Mutex::default(),
                 doorstep: Doorstep::default(),
                 registry,
-                shares: sinks.journal.is_some(),
+                shares: sinks.journal.is_some() || sinks.spans.is_some(),
                 sinks,
                 emptied: Notify::new(),
                 past: Mutex::default(),
@@ -296,7 +303,15 @@ impl Recorder {
         if let Some(journal) = &self.0.sinks.journal {
             journal.write(SharedRecord::Shared(Arc::clone(&finished)));
         }
+        if let Some(spans) = self.0.sinks.spans.as_ref().filter(|_| finished.kept_trace().is_some()) {
+            spans.write(SharedRecord::Shared(Arc::clone(&finished)));
+        }
         self.write_access(SharedRecord::Shared(finished));
+    }
+
+    /// Which traces are kept, where spans are exported.
+    fn sampling(&self) -> Option<&Sampling> {
+        self.0.sinks.spans.as_ref().map(SpanSender::sampling)
     }
 
     fn write_access(&self, finished: SharedRecord) {
@@ -353,6 +368,9 @@ impl Recorder {
         }
         if let Some(journal) = &self.0.sinks.journal {
             self.0.metrics.count_journal(journal.lines());
+        }
+        if let Some(spans) = &self.0.sinks.spans {
+            self.0.metrics.count_spans(spans.spans());
         }
         let mut page = String::new();
         let encoded = match format {

@@ -10,13 +10,14 @@ use prometheus_client::metrics::counter::Counter;
 use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Excluded, Missed, ObjectiveState, Objectives, Outcome, Verdict};
 use crate::observe::{Timeline, TokenSource};
-use crate::units::{ClassId, EngineId, LengthBucket, PoolId};
+use crate::units::{ClassId, EngineId, LengthBucket, PoolId, Tick};
 
 use super::edges::BucketEdges;
 use super::family::DurationHistogram;
 use super::finished::RequestRecord;
 use super::metrics::Metrics;
 use super::table::ClassShape;
+use super::trace::RequestTrace;
 
 pub(super) type Map<K, V> = HashMap<K, V, RandomState>;
 
@@ -204,11 +205,11 @@ impl Histograms {
         };
         let by_source = |source: &TokenSource| metrics.tpot.at(place(Some(source)), &edges.tpot);
         Histograms {
-            ttft: metrics.ttft.at(place(None), &edges.ttft),
+            ttft: metrics.ttft.at_with_exemplars(place(None), &edges.ttft, metrics.has_exemplars),
             ttfvt: metrics.ttfvt.at(place(None), &edges.ttft),
             tpot: TokenSource::ALL.iter().map(by_source).collect(),
             gap: metrics.gap.at(place(None), &edges.gaps),
-            e2e: metrics.e2e.at(place(None), &edges.e2e),
+            e2e: metrics.e2e.at_with_exemplars(place(None), &edges.e2e, metrics.has_exemplars),
             queue: metrics.queue.at(place(None), &edges.wait),
             upload: metrics.upload.at(place(None), &edges.wait),
             client_wait: metrics.client_wait.at(place(None), &edges.wait),
@@ -225,21 +226,29 @@ impl Histograms {
             return;
         }
         if let Some(answer) = finished.answer() {
-            self.note_tokens(answer, finished.gap_edges.as_deref());
+            self.note_tokens(finished, answer);
         }
-        finished.whole_answer().and_then(Timeline::e2e).inspect(|length| self.e2e.observe(*length));
+        if let Some(answer) = finished.whole_answer() {
+            answer.e2e().inspect(|length| self.e2e.observe_traced(*length, traced(finished, answer.finish)));
+        }
         finished.streamed_tpot().inspect(|(length, source)| self.tpot[*source as usize].observe(*length));
     }
 
-    fn note_tokens(&self, answer: &Timeline, gap_edges: Option<&[Duration]>) {
+    fn note_tokens(&self, finished: &RequestRecord, answer: &Timeline) {
         if answer.streamed {
-            answer.ttft().inspect(|length| self.ttft.observe(*length));
+            answer.ttft().inspect(|length| self.ttft.observe_traced(*length, traced(finished, answer.first_token)));
             answer.ttfvt().inspect(|length| self.ttfvt.observe(*length));
         }
-        if let Some(edges) = gap_edges {
+        if let Some(edges) = finished.gap_edges.as_deref() {
             self.gap.absorb(edges, &answer.gaps.buckets, answer.gaps.sum);
         }
     }
+}
+
+/// The trace of a request, if it is kept, and the time of day at a moment of it.
+fn traced(finished: &RequestRecord, at: Option<Tick>) -> Option<(&RequestTrace, Duration)> {
+    let trace = finished.kept_trace()?;
+    Some((trace, trace.arrival + at?.since(finished.arrival)))
 }
 
 /// The series of a class on a pool for one model.

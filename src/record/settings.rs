@@ -1,9 +1,15 @@
 //! Where the access line goes, what outlives the process, and by which labels requests are counted.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use http::{HeaderName, HeaderValue};
+use rustls::pki_types::CertificateDer;
+
 use super::journal::HashKey;
+use super::trace::Sampling;
+use crate::route::settings::EngineAddress;
 
 /// Destination of the access log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +69,21 @@ pub struct SloStateSettings {
 impl SloStateSettings {
     /// How often, where nothing is said.
     pub const EVERY: Duration = Duration::from_secs(60);
+}
+
+/// Export of spans.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtlpSettings {
+    /// The collector; its base is what stands before `/v1/traces`.
+    pub address: EngineAddress,
+    /// Sent with every batch.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Roots in place of the system's.
+    pub roots: Option<Arc<[CertificateDer<'static>]>>,
+    /// Which traces are kept.
+    pub sampling: Sampling,
+    /// Attributes of the resource, beside or in place of the gateway's own.
+    pub resource: Vec<(String, String)>,
 }
 
 /// By which labels the metrics of requests are told apart.

@@ -140,6 +140,7 @@ pub(super) fn finished(verdict: Verdict) -> RequestRecord {
         degraded: Degraded::default(),
         cap_lowered: false,
         asked: None,
+        trace: None,
     }
 }
 
@@ -1052,6 +1053,7 @@ async fn the_number_of_series_is_that_of_the_page() {
             "goodput_build",
             "goodput_access_",
             "goodput_journal_",
+            "goodput_spans_",
             "goodput_bad_heads_",
             "goodput_connections_refused_",
             "goodput_refused_",

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::{HeaderMap, HeaderValue};
+
 use crate::admit::levels::{Degraded, Kind, Kinds};
 use crate::judge::{Case, Objectives, Progress, ProgressCell, Verdict};
 use crate::observe::Timeline;
@@ -16,6 +18,7 @@ use crate::units::{ClassId, ClientState, Endpoint, EngineId, LengthBucket, PoolI
 use super::Recorder;
 use super::finished::{AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
 use super::open::InFlightRequest;
+use super::trace::{AttemptFailure, OutgoingTrace, RequestTrace};
 
 /// What applies to a request from classification on.
 #[derive(Clone, Debug)]
@@ -107,6 +110,8 @@ struct RequestFields {
     ahead: Option<ClientState>,
     /// The unknown path or model it asked for, escaped and shortened.
     asked: Option<Box<str>>,
+    /// Where spans are exported.
+    trace: Option<Box<RequestTrace>>,
 }
 
 impl ActiveRequest {
@@ -131,6 +136,7 @@ impl ActiveRequest {
             degraded: Degraded::default(),
             ahead: None,
             asked: None,
+            trace: None,
         };
         ActiveRequest { gauge: InFlightGuard { recorder, open }, fields: Box::write(Box::new_uninit(), fields) }
     }
@@ -145,6 +151,42 @@ impl ActiveRequest {
     #[must_use]
     pub fn request_id(&self) -> &RequestId {
         &self.fields.request_id
+    }
+
+    /// Begins its trace, or goes on in that of these headers, where spans are exported.
+    pub fn begin_trace(&mut self, headers: &HeaderMap) {
+        let recorder = &self.gauge.recorder;
+        if let Some(sampling) = recorder.sampling() {
+            // Two of either are as good as none: nobody can say which one is meant.
+            let only = |name: &str| {
+                let mut values = headers.get_all(name).iter();
+                values.next().filter(|_| values.next().is_none()).map(HeaderValue::as_bytes)
+            };
+            let context = sampling.begin(only("traceparent"), only("tracestate"), rand::random());
+            let arrival = recorder.0.clock.wall().saturating_sub(recorder.now().since(self.fields.arrival));
+            self.fields.trace = Some(Box::new(RequestTrace::new(context, arrival)));
+        }
+    }
+
+    /// The model as engines know it, and the kind of the engines that it goes to, for its trace.
+    pub fn traced_to<'m>(&mut self, names: impl FnOnce() -> (Option<&'m str>, &'static str)) {
+        if let Some(trace) = &mut self.fields.trace {
+            let (model, provider) = names();
+            (trace.model, trace.provider) = (model.map(Box::from), Some(provider));
+        }
+    }
+
+    /// The attempt that runs failed.
+    pub fn attempt_failed(&mut self, at: Tick, failure: AttemptFailure) {
+        if let Some(trace) = &mut self.fields.trace {
+            trace.attempt_failed(at, failure);
+        }
+    }
+
+    /// What the engine of the attempt that runs is told of the trace.
+    #[must_use]
+    pub fn outgoing_trace(&self) -> Option<Box<OutgoingTrace>> {
+        self.fields.trace.as_ref()?.outgoing().map(Box::new)
     }
 
     /// Which of our paths it came to, and whether answers there are judged.
@@ -262,6 +304,9 @@ impl ActiveRequest {
     /// Records an attempt.
     pub fn attempts(&mut self, pool: &PoolId, engine: EngineId, at: Tick) {
         let fields = &mut *self.fields;
+        if let Some(trace) = &mut fields.trace {
+            trace.attempt(pool.clone(), engine.clone(), at, rand::random());
+        }
         fields.tried.push(AttemptRecord { pool: pool.clone(), engine: engine.clone(), begin: at, failed: None });
         fields.engine = Some(engine);
         if fields.pool.as_ref() != Some(pool) {
@@ -376,6 +421,7 @@ impl ActiveRequest {
                 degraded: fields.degraded,
                 cap_lowered,
                 asked: fields.asked,
+                trace: fields.trace,
             },
         ));
     }

@@ -69,6 +69,24 @@ pub enum Injection {
 }
 
 impl Happened {
+    /// In a word, for whoever follows an attempt.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Happened::ConnectFailed => "connect_failed",
+            Happened::Lacking => "out_of_sockets",
+            Happened::StaleLine => "stale_connection",
+            Happened::PushBack { .. } => "push_back",
+            Happened::Fault { .. } => "fault",
+            Happened::Broken => "broken",
+            Happened::Departing => "departing",
+            Happened::InjectionRefused => "injection_refused",
+            Happened::CapRefused => "cap_refused",
+            Happened::Refused => "refused",
+            Happened::TimedOut => "timed_out",
+        }
+    }
+
     /// Whether an engine rejected the request's content.
     #[must_use]
     pub const fn refuses(self) -> bool {

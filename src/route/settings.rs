@@ -218,6 +218,12 @@ impl EngineKind {
         ("generic", EngineKind::Generic),
     ];
 
+    /// Its name in the settings.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+    }
+
     /// Whether engines of this kind can schedule by `priority` in the request body, lower
     /// first.
     #[must_use]

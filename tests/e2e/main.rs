@@ -7,6 +7,7 @@
 
 mod compose;
 mod degradation;
+mod deploy;
 mod exits;
 mod gateway;
 mod journal;
@@ -24,10 +25,11 @@ mod sdks;
 mod seats;
 mod shared_gateways;
 mod shared_limits;
-mod status_page;
 mod slo_state;
+mod status_page;
 mod tls;
 mod top;
+mod traces;
 
 use std::process::{Command, Stdio};
 

@@ -7,6 +7,7 @@ use std::process::{Child, Command};
 
 use crate::gateway::{Gateway, Setup, settings, sum, sum_where};
 use crate::running::{Open, Running, get, post, until};
+use crate::traces::Collector;
 
 pub const CHAT: &str = "/v1/chat/completions";
 
@@ -110,10 +111,14 @@ fn no_secret_reaches_any_output() {
     std::fs::write(&key, "sk-CANARY3").expect("the folder is ours");
     let kind = format!("kind: vllm, api_key_file: \"{}\"", key.display());
     let journal = keys.path().join("journal");
-    let telemetry = format!("telemetry: {{journal: {{path: \"{}\", flush: 50ms}}}}\n", journal.display());
+    let collector = Collector::start();
+    let otlp = format!("{{endpoint: \"{}\", headers_file: collector.headers, ratio: 1}}", collector.url);
+    let telemetry = format!("telemetry: {{journal: {{path: \"{}\", flush: 50ms}}, otlp: {otlp}}}\n", journal.display());
     let more = format!("tenants:\n  - tenant: acme\n    keys: [{{label: prod, blake3: \"{hash}\"}}]\n{telemetry}");
     let engine = Running::engine(&["--speed", "4"]);
-    let setup = Setup { engines: &[&engine], engine: &kind, more: &more, log: "trace", ..Setup::default() };
+    let files = [("collector.headers", "authorization: Bearer CANARY6\n")];
+    let setup =
+        Setup { engines: &[&engine], engine: &kind, more: &more, files: &files, log: "trace", ..Setup::default() };
     let gateway = Gateway::start(&setup);
     let url = &gateway.running.url;
     let body = r#"{"model":"sim","messages":[{"role":"user","content":"CANARY4"}],"max_tokens":3}"#;
@@ -144,6 +149,12 @@ fn no_secret_reaches_any_output() {
         let text = std::fs::read_to_string(&journal).ok()?;
         (text.lines().count() == 1 + 6).then_some(text)
     });
+    let traced = until("spans of all six are there", || {
+        let taken = collector.taken();
+        (taken.iter().map(|batch| batch.requests()).sum::<usize>() == 6).then_some(taken)
+    });
+    assert!(traced.iter().all(|batch| batch.head.contains("authorization: Bearer CANARY6")), "it is the collector's");
+    traced.iter().for_each(|batch| seen.push_str(&String::from_utf8_lossy(&batch.body)));
     assert!(!journal.contains("acme") && !journal.contains("UNSERVED"), "{journal}");
     seen.push_str(&journal);
     let lines = seen.lines().filter(|line| line.contains("CANARY")).collect::<Vec<_>>();

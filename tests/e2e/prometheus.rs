@@ -18,6 +18,11 @@ pub struct Prometheus {
 impl Prometheus {
     /// One with settings of its own, made for a test's patience.
     pub fn of(binary: &Path, admin: &str) -> Prometheus {
+        Prometheus::with(binary, admin, &[])
+    }
+
+    /// The same, with more arguments.
+    pub fn with(binary: &Path, admin: &str, more: &[&str]) -> Prometheus {
         let folder = tempfile::tempdir().expect("a folder for its data");
         let target = authority(admin);
         let settings = format!(
@@ -29,6 +34,7 @@ impl Prometheus {
             format!("--config.file={}", file.display()),
             format!("--storage.tsdb.path={}", folder.path().join("data").display()),
         ];
+        let arguments: Vec<String> = arguments.into_iter().chain(more.iter().map(|more| (*more).to_owned())).collect();
         let mut started = Prometheus::start(binary, &arguments, free_address());
         started._folder = Some(folder);
         started
@@ -80,6 +86,16 @@ impl Prometheus {
         let started = Prometheus { child, url: format!("http://{address}"), _folder: None };
         until("Prometheus is ready", || get(&started.url, "/-/ready").ok().map(|_| ()));
         started
+    }
+
+    /// Waits until an answer of its API is as it should be.
+    pub fn ask<T>(&self, path: &str, look: impl Fn(&Value) -> Option<T>) -> T {
+        let mut last = String::new();
+        let found = attempt(|| {
+            last = get(&self.url, path).ok()?;
+            look(&serde_json::from_str(&last).ok()?)
+        });
+        found.unwrap_or_else(|| panic!("{path} never was as it should be: {last}"))
     }
 
     /// Waits until a query has this value.

@@ -23,6 +23,7 @@ mod shared_store;
 mod slo_timing;
 mod support;
 mod synthetic_wires;
+mod traces;
 mod wire;
 mod wire_gateway;
 mod wire_http;

@@ -88,7 +88,14 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
     let _guard = tracing::subscriber::set_default(subscriber);
     tracing::trace!("it listens");
 
-    let house = House::new(&keyed());
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    let telemetry = format!(
+        "telemetry: {{journal: {{path: \"{}\"}}, otlp: {{endpoint: \"http://collector\", ratio: 1}}}}",
+        journal.display()
+    );
+    let house = House::new(&keyed().top(&telemetry));
+    let collector = house.engine("collector", vec![Script::answer(200, &[], "")]);
     let engine = house.engine(
         "e1",
         vec![
@@ -147,7 +154,7 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
     request.headers_mut().insert("authorization", "Bearer sk-CANARY1".parse().unwrap());
     let answer = client.send_request(request).await.unwrap();
     drop((answer, client));
-    house.sleep(ms(500)).await;
+    house.sleep(ms(5000)).await;
 
     assert!(engine.ledger().requests().len() > 8);
     assert!(
@@ -155,6 +162,12 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
     );
     outputs.push(house.page().text);
     outputs.push(house.written());
+    outputs.push(house.open_page());
+    outputs.push(std::fs::read_to_string(&journal).unwrap());
+    assert!(outputs.last().unwrap().lines().count() > 20);
+    let batches = collector.ledger().requests();
+    assert!(!batches.is_empty());
+    outputs.extend(batches.iter().map(|batch| String::from_utf8_lossy(&batch.body).into_owned()));
     outputs.push(format!("{:?}", house.gateway.live.load().settings));
     let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
     assert!(logged.contains("it listens"));

@@ -2,18 +2,24 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use secrecy::SecretString;
 
-use super::{Checker, is_not_a};
+use super::{Checker, in_seconds, is_not_a};
 use crate::accept::settings::papers::{BadPapers, certified};
 use crate::accept::settings::{Admin, Listen, Shutdown, Tls};
-use crate::config::problem::nearest;
-use crate::config::raw;
+use crate::config::ClassSettings;
+use crate::config::problem::{Location, nearest};
+use crate::config::raw::{self, Root};
 use crate::config::read::{ConfigBlock, Located, OrOff};
 use crate::config::scalar::SizeScalar;
 use crate::config::url;
 use crate::units::Endpoint;
+
+/// What a process takes to end after the drain limit: answers that are cut, last lines and spans.
+const AFTER_DRAIN: Duration = Duration::from_secs(5);
 
 impl Checker<'_> {
     pub(super) fn listen(&mut self, raw: Option<&raw::Listen>) -> Listen {
@@ -87,6 +93,48 @@ impl Checker<'_> {
         Shutdown {
             delay: raw.delay.as_ref().map_or(d.delay, |at| at.value),
             drain: raw.drain.as_ref().map_or(d.drain, |at| at.value),
+        }
+    }
+
+    /// Whether the gateway can leave in order: within the time that the platform gives it, and without
+    /// cutting answers that may still keep their promise.
+    pub(super) fn leaves_in_order(&mut self, root: &Root, shutdown: &Shutdown, classes: &[Arc<ClassSettings>]) {
+        let raw = root.shutdown.as_ref();
+        let pre_stop = raw.and_then(|raw| raw.pre_stop.as_ref()).map_or(Duration::ZERO, |at| at.value);
+        let needed = pre_stop + shutdown.delay + shutdown.drain + AFTER_DRAIN;
+        match raw.and_then(|raw| raw.grace_period.as_ref()) {
+            Some(grace) if grace.value < needed => {
+                let parts = [pre_stop, shutdown.delay, shutdown.drain, AFTER_DRAIN].map(in_seconds).join(" + ");
+                let message = format!(
+                    "leaving takes {}: pre_stop + delay + drain and what is left to write, {parts}",
+                    in_seconds(needed)
+                );
+                self.problem(&grace.place, message, format!("give it {}, or shorten `drain`", in_seconds(needed)));
+            }
+            Some(_) => {}
+            None => {
+                if let Some(at) = raw.and_then(|raw| raw.pre_stop.as_ref()) {
+                    self.note(&at.place, "is compared with nothing", "add `grace_period`");
+                }
+            }
+        }
+        let is_stated = |class: &&Arc<ClassSettings>| {
+            let objectives = &class.objectives;
+            objectives.e2e.is_some()
+                || objectives.default_output_tokens.is_some()
+                || objectives.assumed_output_p95().is_some()
+        };
+        let longest = classes.iter().filter(is_stated);
+        let longest = longest.filter_map(|class| Some((class.objectives.longest()?, &class.id))).max();
+        if let Some((longest, class)) = longest.filter(|(longest, _)| *longest > shutdown.drain) {
+            let message = format!(
+                "`drain` ({}) cuts answers of the class {class} that may take {} and keep their promise",
+                in_seconds(shutdown.drain),
+                in_seconds(longest)
+            );
+            let place = root.shutdown.as_ref().map(|raw| raw.drain.as_ref().map_or(raw.place(), |at| &at.place));
+            let place = place.cloned().unwrap_or_else(|| Location { path: "shutdown".into(), line: 1, column: 1 });
+            self.note(&place, message, format!("give it {} or more", in_seconds(longest)));
         }
     }
 

@@ -85,8 +85,10 @@ impl<'a> Checker<'a> {
         let access_log = root.telemetry.as_ref().and_then(|telemetry| telemetry.access_log.as_ref());
         let access_log = access_log.map_or_else(Default::default, |word| word.value.0);
         let labels = self.labels(root);
+        self.leaves_in_order(root, &shutdown, &classes);
         let journal = self.journal(root);
         let slo_state = self.slo_state(root);
+        let otlp = self.otlp(root);
         if !self.problems.is_empty() {
             return None;
         }
@@ -116,6 +118,7 @@ impl<'a> Checker<'a> {
             access_log,
             journal,
             slo_state,
+            otlp,
             labels,
             hash: self.hash(hash_of_text),
             files: std::mem::take(&mut self.files),

@@ -324,7 +324,7 @@ impl Checker<'_> {
         found
     }
 
-    fn roots(&mut self, at: &Located<String>) -> Option<Arc<[CertificateDer<'static>]>> {
+    pub(super) fn roots(&mut self, at: &Located<String>) -> Option<Arc<[CertificateDer<'static>]>> {
         let pem = self.file(at)?;
         let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
         match all {

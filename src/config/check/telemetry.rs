@@ -3,11 +3,17 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::Checker;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use http::{HeaderName, HeaderValue};
+
+use super::{Checker, shown};
 use crate::config::raw::{self, Root};
-use crate::config::read::ConfigBlock;
+use crate::config::read::{ConfigBlock, Located};
+use crate::config::url::engine_address;
 use crate::record::journal::HashKey;
-use crate::record::settings::JournalSettings;
+use crate::record::settings::{JournalSettings, OtlpSettings};
+use crate::record::trace::Sampling;
+use crate::route::settings::EngineAddress;
 
 /// A shorter secret could be guessed by whoever has a journal.
 const SHORTEST_SECRET: usize = 16;
@@ -15,7 +21,79 @@ const SHORTEST_SECRET: usize = 16;
 /// Lines that wait longer are lost with the process, and take memory meanwhile.
 const LONGEST_FLUSH: Duration = Duration::from_secs(60);
 
+/// Where a collector takes traces, below its own URL.
+const TRACES: &str = "/v1/traces";
+
 impl Checker<'_> {
+    pub(super) fn otlp(&mut self, root: &Root) -> Option<OtlpSettings> {
+        let raw: &raw::Otlp = root.telemetry.as_ref()?.otlp.as_ref()?;
+        let headers = raw.headers_file.as_ref().map(|at| self.headers(at)).unwrap_or_default();
+        let roots = raw.ca_file.as_ref().and_then(|at| self.roots(at));
+        let sampling = Sampling {
+            ratio: raw.ratio.as_ref().map_or(0.01, |at| self.ratio(at)),
+            follow_parent: raw.follow_parent.as_ref().is_none_or(|at| at.value),
+        };
+        let resource = raw
+            .resource
+            .as_ref()
+            .map(|entries| entries.0.iter().map(|(key, value)| (key.value.clone(), value.value.clone())).collect());
+        let address = self.collector(raw.endpoint.as_ref()?)?;
+        Some(OtlpSettings { address, headers, roots, sampling, resource: resource.unwrap_or_default() })
+    }
+
+    /// The collector's address. A URL that names the path of traces itself is as good.
+    fn collector(&mut self, at: &Located<String>) -> Option<EngineAddress> {
+        let text = at.value.trim_end_matches('/');
+        match engine_address(text.strip_suffix(TRACES).unwrap_or(text)) {
+            Ok(address) => Some(address),
+            Err(bad) => {
+                let wrong = match bad.wrong.contains("credentials") {
+                    true => "carries credentials; they belong into `headers_file`",
+                    false => bad.wrong,
+                };
+                let what =
+                    if at.hidden || bad.wrong.contains("credentials") { "the URL".to_owned() } else { at.shown() };
+                self.problem(&at.place, format!("{what} {wrong}"), "write http://host:4318");
+                None
+            }
+        }
+    }
+
+    /// A share from 0 to 1.
+    fn ratio(&mut self, at: &Located<f64>) -> f64 {
+        if !(0.0..=1.0).contains(&at.value) {
+            self.problem(&at.place, format!("{} is no share", shown(at)), "write a share from 0 to 1");
+        }
+        at.value
+    }
+
+    /// Headers, one on each line; empty lines and those with `#` in front are passed over.
+    fn headers(&mut self, at: &Located<String>) -> Vec<(HeaderName, HeaderValue)> {
+        let Some(bytes) = self.file(at) else { return Vec::new() };
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
+        let mut found = Vec::new();
+        for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+            let header = line.split_once(':').and_then(|(name, value)| {
+                let mut value = HeaderValue::from_str(value.trim()).ok()?;
+                value.set_sensitive(true);
+                Some((HeaderName::from_bytes(name.trim().as_bytes()).ok()?, value))
+            });
+            match header {
+                Some((name, _)) if [HOST, CONTENT_TYPE, CONTENT_LENGTH].contains(&name) => {
+                    let message = format!("line {number} of the file {} sets {name}, which is ours", at.shown());
+                    self.problem(&at.place, message, "remove the line");
+                }
+                Some(header) => found.push(header),
+                None => {
+                    let message = format!("line {number} of the file {} is no header", at.shown());
+                    self.problem(&at.place, message, "write `name: value` on each line");
+                }
+            }
+        }
+        found
+    }
+
     pub(super) fn journal(&mut self, root: &Root) -> Option<JournalSettings> {
         let raw: &raw::Journal = root.telemetry.as_ref()?.journal.as_ref()?;
         let path = raw.path.as_ref()?;

@@ -22,7 +22,7 @@ use goodput::clock::Clock;
 use goodput::config::{self, Environment, Settings};
 use goodput::gateway::{Gateway, GatewayDeps};
 use goodput::lab::script::{Script, ScriptedEngine};
-use goodput::record::{Format, Recorder, access};
+use goodput::record::{self, Format, RecordSinks, Recorder, access};
 use goodput::route::probe::Probes;
 use goodput::units::{ClientState, Tick};
 use http::{Method, Request};
@@ -73,10 +73,21 @@ impl House {
         let (access, writer) = access::lines();
         let lines = Lines::default();
         tokio::spawn(writer.run(lines.clone(), clock));
-        let recorder = Recorder::new(clock, Some(access));
-        let network = Network::default();
+        let (network, settings) = (Network::default(), settings(yaml));
+        let mut sinks = RecordSinks { access: Some(access), ..RecordSinks::default() };
+        if let Some(journal) = &settings.journal {
+            let (sender, writer) = record::journal(journal.clone(), [7; 32]);
+            tokio::spawn(writer.run(clock));
+            sinks.journal = Some(sender);
+        }
+        if let Some(otlp) = &settings.otlp {
+            let (sender, exporter) = record::spans(otlp.clone(), 7);
+            tokio::spawn(exporter.run(Arc::new(network.clone()), clock));
+            sinks.spans = Some(sender);
+        }
+        let recorder = Recorder::with_sinks(clock, sinks);
         let materials = GatewayDeps { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
-        let gateway = Gateway::new(settings(yaml), materials);
+        let gateway = Gateway::new(settings, materials);
         let seats = tokio::spawn(gateway.clone().keep_seats()).abort_handle();
         House { clock, gateway, network, drain: Drain::new(), recorder, lines, seats, has_ended: false }
     }
@@ -186,6 +197,11 @@ impl House {
         self.gateway.report_store();
         self.gateway.report_levels();
         Page::read(self.recorder.page(Format::Text))
+    }
+
+    /// The page of metrics, in OpenMetrics.
+    pub fn open_page(&self) -> String {
+        self.recorder.page(Format::OpenMetrics)
     }
 
     /// Everything written on access lines, as it stands.
