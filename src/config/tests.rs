@@ -387,7 +387,7 @@ fn answers_that_would_be_cut_by_the_drain_are_told() {
     let notes = |text: &str| good(text).notes.iter().map(ToString::to_string).collect::<Vec<_>>();
     let slow = |shutdown: &str| {
         notes(
-            &class(&format!("objectives: {{e2e_seconds: {{threshold: 90, attainment: 0.9}}}}"))
+            &class("objectives: {e2e_seconds: {threshold: 90, attainment: 0.9}}")
                 .replace("default_class", &format!("{shutdown}default_class")),
         )
     };

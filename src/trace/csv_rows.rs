@@ -12,16 +12,16 @@ use super::error::{TraceError, TraceFault};
 use super::reader::{Row, Rows, TraceNotes};
 
 /// A table with a head, row by row.
-struct Table<R> {
+struct CsvTable<R> {
     reader: csv::Reader<R>,
     record: ByteRecord,
     columns: Option<Vec<String>>,
 }
 
-impl<R: BufRead> Table<R> {
+impl<R: BufRead> CsvTable<R> {
     fn new(input: R) -> Self {
         let reader = ReaderBuilder::new().trim(Trim::All).from_reader(input);
-        Table { reader, record: ByteRecord::new(), columns: None }
+        CsvTable { reader, record: ByteRecord::new(), columns: None }
     }
 
     /// Places of columns, by any of their names; the first of each must be there.
@@ -102,11 +102,11 @@ fn request(line: u64, input: u64, output: u64) -> TraceRequest {
 }
 
 /// `TIMESTAMP,ContextTokens,GeneratedTokens`.
-pub(super) struct AzureRows<R>(Table<R>);
+pub(super) struct AzureRows<R>(CsvTable<R>);
 
 impl<R: BufRead> AzureRows<R> {
     pub fn new(input: R) -> Self {
-        AzureRows(Table::new(input))
+        AzureRows(CsvTable::new(input))
     }
 }
 
@@ -132,11 +132,11 @@ fn moment(text: &str) -> Option<i128> {
 }
 
 /// `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`, newer ones with `Session ID`.
-pub(super) struct BurstGptRows<R>(Table<R>);
+pub(super) struct BurstGptRows<R>(CsvTable<R>);
 
 impl<R: BufRead> BurstGptRows<R> {
     pub fn new(input: R) -> Self {
-        BurstGptRows(Table::new(input))
+        BurstGptRows(CsvTable::new(input))
     }
 }
 

@@ -22,13 +22,16 @@ pub(super) struct Lines<R> {
     number: u64,
 }
 
+/// The text of a line, its number, and whether it had an end.
+type RawLine<'a> = (&'a [u8], u64, bool);
+
 impl<R: BufRead> Lines<R> {
     pub fn new(input: R) -> Self {
         Lines { input, line: Vec::new(), number: 0 }
     }
 
-    /// The next line that is not blank, its number, and whether it had an end.
-    pub fn next(&mut self) -> Result<Option<(&[u8], u64, bool)>, TraceError> {
+    /// The next line that is not blank.
+    pub fn next(&mut self) -> Result<Option<RawLine<'_>>, TraceError> {
         loop {
             self.line.clear();
             self.number += 1;

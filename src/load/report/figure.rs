@@ -107,10 +107,16 @@ fn file_name(class: &str) -> String {
     class.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' }).collect()
 }
 
+/// Draws one panel over this range of rates.
+type DrawPanel = fn(&Panel<'_>, &[Shown<'_>], Range<f64>) -> Drawn;
+
+/// A percentile of a measure.
+type PercentileOf = fn(&MeasureQuantiles) -> Percentile;
+
 /// Draws into a text. Writing to a text does not fail.
 fn draw(shown: &[Shown<'_>]) -> String {
     let mut svg = String::new();
-    let mut panels: Vec<fn(&Panel<'_>, &[Shown<'_>], Range<f64>) -> Drawn> = vec![attainment, throughput];
+    let mut panels: Vec<DrawPanel> = vec![attainment, throughput];
     let streams = shown.iter().any(|one| points(one).any(|(_, class)| class.ttft_seconds.p50.seconds().is_some()));
     if streams {
         panels.push(|panel, shown, rates| latency(panel, shown, rates, "TTFT", "ttft", |class| &class.ttft_seconds));
@@ -273,7 +279,7 @@ fn latency(
     of: fn(&ClassResult) -> &MeasureQuantiles,
 ) -> Drawn {
     let log = |percentile: Percentile| percentile.seconds().filter(|seconds| *seconds > 0.0).map(f64::log10);
-    let kinds: [(&str, fn(&MeasureQuantiles) -> Percentile); 3] =
+    let kinds: [(&str, PercentileOf); 3] =
         [("p50", |all| all.p50), ("p95", |all| all.p95), ("p99", |all| all.p99)];
     let mut curves = Vec::new();
     for one in shown {
