@@ -1,7 +1,7 @@
 //! Recording and alerting rules for Prometheus, made from what the classes promise.
 //!
-//! Pure: an [`AlertPolicy`] goes in, [`RuleGroup`]s come out; [`format`] writes them for whoever
-//! evaluates them, [`unit_tests`](unit_tests()) writes promtool tests of them, and [`explain`] says how long each
+//! Pure: an [`AlertPolicy`] goes in, [`RuleGroup`]s come out; [`format`](mod@format) writes them for whoever
+//! evaluates them, [`unit_tests`](unit_tests()) writes promtool tests of them, and [`explain`](explain()) says how long each
 //! of them takes to page. The burn-rate tiers and their thresholds are in [`BurnAlert`]; expressions
 //! are written in `rules`, and they follow four laws:
 //!

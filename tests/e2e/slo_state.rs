@@ -60,7 +60,10 @@ fn windows_go_on_after_a_restart_and_a_crash_and_a_torn_file_begins_anew() {
     assert!(class["since_unix_seconds"].as_u64().expect("a time").abs_diff(since) <= 1, "{class}");
     ask(&second, 2);
     // Saved meanwhile: what a crash leaves behind.
-    let saves = || sum_where(&get(&second.admin, "/metrics").ok()?, "goodput_slo_state_saves_total", "success").into();
+    let saves = || -> Option<f64> {
+        let page = get(&second.admin, "/metrics").ok()?;
+        Some(sum_where(&page, "goodput_slo_state_saves_total", "success"))
+    };
     let before: f64 = until("the metrics are there", saves);
     until("it was saved twice more", || saves().filter(|now| *now >= before + 2.0));
     second.running.kill();
