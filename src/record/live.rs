@@ -40,14 +40,14 @@ impl Collector for GaugeCollector {
     }
 }
 
-type Samples = Vec<(Vec<(&'static str, String)>, f64)>;
+type GaugeRows = Vec<(Vec<(&'static str, String)>, f64)>;
 
 /// Writes gauges. Families without rows are written too, so that the page names all of
 /// them.
 struct GaugePage<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
 impl GaugePage<'_, '_> {
-    fn gauges(&mut self, name: &str, help: &str, rows: Samples) -> fmt::Result {
+    fn gauges(&mut self, name: &str, help: &str, rows: GaugeRows) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in &rows {
             family.encode_family(labels)?.encode_gauge(value)?;
@@ -111,7 +111,7 @@ fn in_flight(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::R
         }
     }
     let rows = |counts: BTreeMap<(String, String), u64>| {
-        let mut rows: Samples = Vec::new();
+        let mut rows: GaugeRows = Vec::new();
         for ((class, pool), n) in counts {
             let mut labels = vec![("class", class)];
             labels.extend((!drops_pool).then_some(("pool", pool)));
@@ -133,10 +133,11 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
     let table = recorder.table.load();
     let series: Vec<(&ClassId, &Arc<ClassSeries>)> =
         table.current.iter().filter_map(|class| Some((class, table.class(class)?))).collect();
-    let (mut attainment, mut rate, mut budget, mut good, mut drift) = <(Samples, Samples, Samples, Samples, Samples)>::default();
-    let (mut length_attainment, mut length_rate, mut length_budget) = <(Samples, Samples, Samples)>::default();
+    let (mut attainment, mut rate, mut budget, mut good, mut drift) =
+        <(GaugeRows, GaugeRows, GaugeRows, GaugeRows, GaugeRows)>::default();
+    let (mut length_attainment, mut length_rate, mut length_budget) = <(GaugeRows, GaugeRows, GaugeRows)>::default();
     let by_length = !recorder.metrics.drops(RequestLabel::Length);
-    let mut covered = Samples::new();
+    let mut covered = GaugeRows::new();
     for (class, series) in series {
         let memory = &mut *series.memory.lock();
         let name = || ("class", class.to_string());
@@ -232,7 +233,7 @@ pub(super) fn drifts(
 
 fn levels(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let levels = recorder.levels.lock();
-    let rows = |of: fn(&LevelReport) -> usize| -> Samples {
+    let rows = |of: fn(&LevelReport) -> usize| -> GaugeRows {
         levels.iter().map(|(class, report)| (vec![("class", class.to_string())], of(report) as f64)).collect()
     };
     page.gauges(
@@ -257,7 +258,7 @@ fn levels(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
 
 fn seats(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let seats = recorder.seats.lock();
-    let rows = |of: fn(&SeatReport) -> usize| -> Samples {
+    let rows = |of: fn(&SeatReport) -> usize| -> GaugeRows {
         seats.iter().map(|(pool, report)| (vec![("pool", pool.to_string())], of(report) as f64)).collect()
     };
     page.gauges(
@@ -278,7 +279,7 @@ fn seats(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
 
 fn engines(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let reports = recorder.engines.lock().clone();
-    let rows = |of: fn(&EngineReport) -> Option<f64>| -> Samples {
+    let rows = |of: fn(&EngineReport) -> Option<f64>| -> GaugeRows {
         let row = |(pool, engine, report): &(PoolId, _, EngineReport)| {
             let labels = vec![("pool", pool.to_string()), ("engine", ToString::to_string(engine))];
             Some((labels, of(report)?))
@@ -299,7 +300,7 @@ fn engines(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
         rows(|r| r.kv_usage),
     )?;
     page.gauges("goodput_engine_seats", "Requests of ours that the engine should have at one time", rows(|r| r.seats))?;
-    let mut errors = Samples::new();
+    let mut errors = GaugeRows::new();
     for (quantity, rows) in [("ttft", rows(|r| r.ttft_error)), ("tpot", rows(|r| r.tpot_error))] {
         let named = |(mut labels, error): (Vec<_>, f64)| {
             labels.push(("quantity", quantity.to_owned()));
@@ -314,7 +315,7 @@ fn engines(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     )
 }
 
-/// Samples only where limits are shared; the families are written in any case.
+/// GaugeRows only where limits are shared; the families are written in any case.
 fn limits_store(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let report = recorder.store.lock().clone();
     let (is_shared, report) = (report.is_some(), report.unwrap_or_default());

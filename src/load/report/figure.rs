@@ -279,8 +279,7 @@ fn latency(
     of: fn(&ClassResult) -> &MeasureQuantiles,
 ) -> Drawn {
     let log = |percentile: Percentile| percentile.seconds().filter(|seconds| *seconds > 0.0).map(f64::log10);
-    let kinds: [(&str, PercentileOf); 3] =
-        [("p50", |all| all.p50), ("p95", |all| all.p95), ("p99", |all| all.p99)];
+    let kinds: [(&str, PercentileOf); 3] = [("p50", |all| all.p50), ("p95", |all| all.p95), ("p99", |all| all.p99)];
     let mut curves = Vec::new();
     for one in shown {
         for (number, (kind, percentile)) in
