@@ -294,7 +294,7 @@ fn config_goodput_loads_with_its_commented_keys() {
         _ => line.to_owned(),
     });
     let text = lines.collect::<Vec<_>>().join("\n");
-    assert_eq!(uncommented, 10);
+    assert_eq!(uncommented, 11);
     let settings = good(&text);
     assert!(settings.listen.tls.is_some());
     assert_eq!(settings.admin.unwrap().token.unwrap().expose_secret(), "tok-1");

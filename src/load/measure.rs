@@ -46,7 +46,7 @@ pub struct RunSetting<'a> {
 
 /// A run that is over.
 #[derive(Debug)]
-pub struct Measured {
+pub struct FinishedRun {
     /// Result.
     pub result: RunResult,
     /// All its records, in the order of the schedule, with their stretches.
@@ -62,7 +62,7 @@ impl RunSetting<'_> {
         next: NextRun,
         interrupt: &RunControl,
         mut watch: impl FnMut(&RunStanding),
-    ) -> Measured {
+    ) -> FinishedRun {
         let goals: Vec<ClassGoal> = self.goals.iter().map(|named| named.goal.clone()).collect();
         let classes: Vec<LoadClass> = self.workload.classes.iter().map(|class| class.load.clone()).collect();
         let plan = self.workload.requests(next.cache, next.rate, self.seeds.derive(next.number));
@@ -103,7 +103,7 @@ impl RunSetting<'_> {
         let last_error = || records.iter().rev().find_map(|record| record.error.clone());
         let gone = is_gone.then(|| last_error().unwrap_or_else(|| "no connection".to_owned()));
         let records = records.into_iter().map(|record| (Stretch::of(record.number, &conclusion), record)).collect();
-        Measured { result, records, gone }
+        FinishedRun { result, records, gone }
     }
 }
 

@@ -261,10 +261,10 @@ struct CollectorConn {
     dial: Arc<dyn Dial>,
     clock: Clock,
     settings: OtlpSettings,
-    open: Option<OpenConn>,
+    open: Option<CollectorHttp>,
 }
 
-struct OpenConn {
+struct CollectorHttp {
     sender: SendRequest<Full<Bytes>>,
     /// Drives the connection; ends it when dropped.
     _task: JoinSet<hyper::Result<()>>,
@@ -296,16 +296,20 @@ impl CollectorConn {
         self.finish(open, answer).await
     }
 
-    async fn connect(&self) -> Result<OpenConn, ExportError> {
+    async fn connect(&self) -> Result<CollectorHttp, ExportError> {
         let OtlpSettings { address, roots, .. } = &self.settings;
         let io = self.dial.dial(address, roots.as_ref()).await.map_err(ExportError::Dial)?;
         let (sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(ExportError::Http)?;
         let mut task = JoinSet::new();
         task.spawn(connection);
-        Ok(OpenConn { sender, _task: task })
+        Ok(CollectorHttp { sender, _task: task })
     }
 
-    async fn send(&self, open: &mut OpenConn, body: &Bytes) -> hyper::Result<http::Response<hyper::body::Incoming>> {
+    async fn send(
+        &self,
+        open: &mut CollectorHttp,
+        body: &Bytes,
+    ) -> hyper::Result<http::Response<hyper::body::Incoming>> {
         open.sender.ready().await?;
         let OtlpSettings { address, headers, .. } = &self.settings;
         let mut request = Request::post(format!("{}/v1/traces", address.base))
@@ -322,7 +326,7 @@ impl CollectorConn {
 
     async fn finish(
         &mut self,
-        open: OpenConn,
+        open: CollectorHttp,
         answer: http::Response<hyper::body::Incoming>,
     ) -> Result<Bytes, ExportError> {
         let status = answer.status();

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 
 use crate::load::LoadRecord;
-use crate::load::measure::Measured;
+use crate::load::measure::FinishedRun;
 use crate::load::report::{figures, html};
 use crate::load::summary::SweepSummary;
 use crate::load::sweep::NextRun;
@@ -69,7 +69,7 @@ impl SweepFiles {
     ///
     /// # Errors
     /// Whatever the system says: a full disk.
-    pub fn records(&mut self, next: NextRun, measured: &Measured) -> anyhow::Result<()> {
+    pub fn records(&mut self, next: NextRun, measured: &FinishedRun) -> anyhow::Result<()> {
         for (stretch, record) in &measured.records {
             let (cache, rate, repetition) = (next.cache.as_str(), next.rate, next.repetition);
             let head = || RowHead { cache, rate, repetition, stretch: stretch.as_str() };

@@ -37,7 +37,7 @@ struct Curve {
 }
 
 /// The part of a sweep that a figure shows.
-struct Shown<'a> {
+struct PlottedSweep<'a> {
     label: String,
     color: RGBColor,
     result: &'a CacheResult,
@@ -61,7 +61,7 @@ const PANEL: u32 = 230;
 
 type Panel<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+type PlotOutcome = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// The figures of these sweeps: one for each cache state and class of the first, with the same of the others in it.
 #[must_use]
@@ -80,11 +80,11 @@ pub fn figures(sweeps: &[SweepSummary]) -> Vec<Figure> {
     found
 }
 
-fn shown<'a>(sweeps: &'a [SweepSummary], first: &CacheResult, promise: &ClassSummary) -> Vec<Shown<'a>> {
+fn shown<'a>(sweeps: &'a [SweepSummary], first: &CacheResult, promise: &ClassSummary) -> Vec<PlottedSweep<'a>> {
     let of = |(number, sweep): (usize, &'a SweepSummary)| {
         let result = sweep.results.iter().find(|result| result.cache == first.cache)?;
         let class = sweep.workload.classes.iter().position(|class| class.class == promise.class)?;
-        Some(Shown {
+        Some(PlottedSweep {
             label: if sweeps.len() > 1 { format!("{}: ", letter(number)) } else { String::new() },
             color: COLORS[number % COLORS.len()],
             result,
@@ -108,13 +108,13 @@ fn file_name(class: &str) -> String {
 }
 
 /// Draws one panel over this range of rates.
-type DrawPanel = fn(&Panel<'_>, &[Shown<'_>], Range<f64>) -> Drawn;
+type DrawPanel = fn(&Panel<'_>, &[PlottedSweep<'_>], Range<f64>) -> PlotOutcome;
 
 /// A percentile of a measure.
 type PercentileOf = fn(&MeasureQuantiles) -> Percentile;
 
 /// Draws into a text. Writing to a text does not fail.
-fn draw(shown: &[Shown<'_>]) -> String {
+fn draw(shown: &[PlottedSweep<'_>]) -> String {
     let mut svg = String::new();
     let mut panels: Vec<DrawPanel> = vec![attainment, throughput];
     let streams = shown.iter().any(|one| points(one).any(|(_, class)| class.ttft_seconds.p50.seconds().is_some()));
@@ -136,7 +136,7 @@ fn draw(shown: &[Shown<'_>]) -> String {
     svg
 }
 
-fn points<'a>(shown: &'a Shown<'_>) -> impl Iterator<Item = (&'a PointResult, &'a ClassResult)> {
+fn points<'a>(shown: &'a PlottedSweep<'_>) -> impl Iterator<Item = (&'a PointResult, &'a ClassResult)> {
     shown.result.points.iter().filter_map(|point| Some((point, point.classes.get(shown.class)?)))
 }
 
@@ -145,7 +145,7 @@ fn x(rate: f64) -> f64 {
     rate.log10()
 }
 
-fn rates(shown: &[Shown<'_>]) -> Range<f64> {
+fn rates(shown: &[PlottedSweep<'_>]) -> Range<f64> {
     let all = || shown.iter().flat_map(|one| &one.result.points).map(|point| x(point.rate));
     let (low, high) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
     low - 0.05..high + 0.05
@@ -185,7 +185,7 @@ fn rate_label(log: f64) -> String {
     format!("{rate:.digits$}")
 }
 
-fn draw_curve(chart: &mut Chart<'_, '_>, curve: &Curve) -> Drawn {
+fn draw_curve(chart: &mut Chart<'_, '_>, curve: &Curve) -> PlotOutcome {
     let color = curve.color;
     chart
         .draw_series(LineSeries::new(curve.points.iter().copied(), color.stroke_width(2)))?
@@ -195,7 +195,7 @@ fn draw_curve(chart: &mut Chart<'_, '_>, curve: &Curve) -> Drawn {
     Ok(())
 }
 
-fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Drawn {
+fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> PlotOutcome {
     chart
         .configure_series_labels()
         .background_style(WHITE.mix(0.8))
@@ -204,7 +204,7 @@ fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Drawn {
         .draw()
 }
 
-fn dashed(chart: &mut Chart<'_, '_>, line: [(f64, f64); 2], color: RGBColor, label: Option<String>) -> Drawn {
+fn dashed(chart: &mut Chart<'_, '_>, line: [(f64, f64); 2], color: RGBColor, label: Option<String>) -> PlotOutcome {
     let style = ShapeStyle { color: color.to_rgba(), filled: false, stroke_width: 1 };
     let series = chart.draw_series(DashedLineSeries::new(line, 5, 4, style))?;
     if let Some(label) = label {
@@ -214,7 +214,7 @@ fn dashed(chart: &mut Chart<'_, '_>, line: [(f64, f64); 2], color: RGBColor, lab
 }
 
 /// Joint attainment, its interval, the target, and the goodput. A rate at which runs did not settle has no attainment: a cross.
-fn attainment(panel: &Panel<'_>, shown: &[Shown<'_>], rates: Range<f64>) -> Drawn {
+fn attainment(panel: &Panel<'_>, shown: &[PlottedSweep<'_>], rates: Range<f64>) -> PlotOutcome {
     let percent = |value: &f64| format!("{:.0} %", value * 100.0);
     let mut chart =
         chart(panel, "joint attainment (cross: the run did not settle)", rates.clone(), 0.0..1.03, &percent)?;
@@ -248,7 +248,7 @@ fn attainment(panel: &Panel<'_>, shown: &[Shown<'_>], rates: Range<f64>) -> Draw
 }
 
 /// What flowed, next to what kept its promise.
-fn throughput(panel: &Panel<'_>, shown: &[Shown<'_>], rates: Range<f64>) -> Drawn {
+fn throughput(panel: &Panel<'_>, shown: &[PlottedSweep<'_>], rates: Range<f64>) -> PlotOutcome {
     let mut curves = Vec::new();
     for one in shown {
         let flow = |of: fn(&PointResult) -> f64| points(one).map(|(point, _)| (x(point.rate), of(point))).collect();
@@ -272,12 +272,12 @@ fn throughput(panel: &Panel<'_>, shown: &[Shown<'_>], rates: Range<f64>) -> Draw
 /// requests, is not drawn.
 fn latency(
     panel: &Panel<'_>,
-    shown: &[Shown<'_>],
+    shown: &[PlottedSweep<'_>],
     rates: Range<f64>,
     title: &str,
     objective: &str,
     of: fn(&ClassResult) -> &MeasureQuantiles,
-) -> Drawn {
+) -> PlotOutcome {
     let log = |percentile: Percentile| percentile.seconds().filter(|seconds| *seconds > 0.0).map(f64::log10);
     let kinds: [(&str, PercentileOf); 3] = [("p50", |all| all.p50), ("p95", |all| all.p95), ("p99", |all| all.p99)];
     let mut curves = Vec::new();

@@ -38,7 +38,7 @@ impl Request {
 }
 
 /// A request in the batch.
-struct Member {
+struct BatchMember {
     request: Request,
     progress: MemberProgress,
 }
@@ -81,7 +81,7 @@ pub struct LeapingEngine {
     prefix_block: u64,
     arrivals: u64,
     waiting: BTreeMap<Turn, Request>,
-    batch: BTreeMap<Turn, Member>,
+    batch: BTreeMap<Turn, BatchMember>,
     /// Decoding steps that have ended.
     steps: u64,
     /// The number of that counter at which a request ends.
@@ -313,7 +313,7 @@ impl LeapingEngine {
         let _its_end_is_nobodys = self.take_out(turn);
     }
 
-    fn take_out(&mut self, turn: Turn) -> Option<Member> {
+    fn take_out(&mut self, turn: Turn) -> Option<BatchMember> {
         let mut member = self.batch.remove(&turn)?;
         let computed = self.computed(member.progress);
         self.own_blocks -= blocks(computed) - member.request.shared as u64 * self.unit();
@@ -430,7 +430,7 @@ impl LeapingEngine {
             extra.prefills += 1;
             extra.tokens += (after - cached) as f64 * self.shape.attention(cached, after);
             budget -= after - cached;
-            self.batch.insert(turn, Member { request, progress: MemberProgress::Prefilling { computed: after } });
+            self.batch.insert(turn, BatchMember { request, progress: MemberProgress::Prefilling { computed: after } });
             prefills.push((turn, after));
         }
     }
