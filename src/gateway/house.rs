@@ -25,6 +25,7 @@ use crate::dial::Dial;
 use crate::forward::lines::ConnPool;
 use crate::inspect::{BlockKey, Ratios};
 use crate::judge::Objectives;
+use crate::record::journal::HashKey;
 use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
 use crate::route::settings::{Concurrency, Pool};
 use crate::route::{EngineView, Fleet, PoolView, Promised};
@@ -75,7 +76,7 @@ pub struct GatewayState {
     keeper: Mutex<Option<Keeper>>,
     /// Memory held by request bodies.
     pub bodies: Arc<BodyMemory>,
-    /// The key of the hashes of prompts' blocks, of this process alone.
+    /// The key of the hashes of prompts' blocks: of this process alone, or of the journal.
     pub(super) block_key: BlockKey,
     /// Where requests wait for a seat.
     pub desks: Desks,
@@ -100,6 +101,9 @@ impl Gateway {
         follow(&books, &desks, &settings, clock.now());
         let fleet = Fleet::new(seed);
         tell(&fleet, &settings, clock.now());
+        // A journal whose hashes are to be compared with others' says by which key.
+        let journal_key = settings.journal.as_ref().and_then(|journal| journal.hash_key.as_ref());
+        let block_key = BlockKey::of(journal_key.map_or(seed, HashKey::block_seed));
         let gateway = Gateway(Arc::new(GatewayState {
             clock,
             lines: Arc::new(ConnPool::new(dial, clock)),
@@ -114,7 +118,7 @@ impl Gateway {
             books,
             keeper: Mutex::new(keeper),
             bodies: Arc::default(),
-            block_key: BlockKey::of(seed),
+            block_key,
             desks,
             levels: OverloadBoard::default(),
         }));

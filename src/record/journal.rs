@@ -209,6 +209,15 @@ impl HashKey {
         self.hex::<6>(b"prefix", &block.to_le_bytes())
     }
 
+    /// A seed for the hashes of blocks in memory, which the hashes here are made of: the same under the
+    /// same key, so that these are, too.
+    #[must_use]
+    pub fn block_seed(&self) -> u64 {
+        let mut hasher = blake3::Hasher::new_keyed(&self.key);
+        hasher.update(b"blocks");
+        u64::from_le_bytes(*hasher.finalize().as_bytes().first_chunk().unwrap_or(&[0; 8]))
+    }
+
     /// Tells it from other keys, and nothing of it: 8 hexadecimal digits.
     #[must_use]
     pub fn id(&self) -> String {

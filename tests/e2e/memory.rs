@@ -312,9 +312,11 @@ async fn c94_bodies_and_what_they_are_made_into_stay_within_their_budget() {
     let requests: Vec<_> = (0..48).map(|number| shapes[number % shapes.len()].clone()).collect();
     let statuses = ask_all(&measured.address(), requests.clone(), &engine).await;
     let count = |status: u16| statuses.iter().filter(|one| **one == status).count();
-    assert!(count(200) >= 1 && count(503) >= 1, "{statuses:?}");
-    assert!(count(200) <= 4, "more than fit: {statuses:?}");
-    assert_eq!(count(200) + count(503) + count(400) + count(0), requests.len(), "{statuses:?}");
+    // The engine's answer is none to `/v1/embeddings`: a 502 has been at the engine, too.
+    let admitted = count(200) + count(502);
+    assert!(admitted >= 1 && count(503) >= 1, "{statuses:?}");
+    assert!(admitted <= 4, "more than fit: {statuses:?}");
+    assert_eq!(admitted + count(503) + count(400) + count(0), requests.len(), "{statuses:?}");
     // One body goes on whatever others hold, and what has come is read before it is counted.
     let most = 8 * MIB + 2 * 2 * MIB + requests.len() * (PER_REQUEST + 64 * KIB) + SLACK;
     measured.stays_within(most, "bodies within their budget");
