@@ -5,6 +5,7 @@
 
 mod admin_port;
 pub mod check;
+pub mod dashboard;
 pub mod demo;
 mod descriptors;
 pub mod engine;
@@ -42,6 +43,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Print the JSON Schema of the settings file.
     Schema(schema::Schema),
+    /// Print a Grafana dashboard.
+    Dashboard(dashboard::DashboardArgs),
     /// Make API keys.
     Key(key::KeyArgs),
     /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
@@ -60,6 +63,7 @@ pub fn run() -> ExitCode {
         Command::Demo(demo) => demo.run(),
         Command::Check(check) => check.run(),
         Command::Schema(schema) => schema.run(),
+        Command::Dashboard(dashboard) => dashboard.run(),
         Command::Key(key) => key.run(),
         Command::Engine(engine) => engine.run(),
         Command::Health(health) => health.run(),

@@ -135,7 +135,14 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
         table.current.iter().filter_map(|class| Some((class, table.class(class)?))).collect();
     let (mut attainment, mut rate, mut budget, mut good, mut drift) = <(Rows, Rows, Rows, Rows, Rows)>::default();
     let mut covered = Rows::new();
+    let (mut target, mut threshold) = <(Rows, Rows)>::default();
     for (class, series) in series {
+        let of = &series.promise;
+        target.push((vec![("class", class.to_string())], of.joint_target));
+        for (name, objective) in [("ttft", of.ttft), ("tpot", of.tpot), ("itl", of.itl), ("e2e", of.e2e)] {
+            let labels = || vec![("class", class.to_string()), ("objective", name.to_owned())];
+            threshold.extend(objective.map(|objective| (labels(), objective.threshold.as_secs_f64())));
+        }
         let memory = &mut *series.memory.lock();
         let name = || ("class", class.to_string());
         for span in memory.burn.spans(at) {
@@ -152,6 +159,16 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
             drift.push((vec![name(), direction, ("percentile", percentile.to_owned())], ratio));
         });
     }
+    page.gauges(
+        "goodput_slo_target",
+        "Share of the judged requests of the class that is to be met, by its settings",
+        target,
+    )?;
+    page.gauges(
+        "goodput_slo_threshold_seconds",
+        "Threshold of the objective, by the settings of the class; objectives that the class has",
+        threshold,
+    )?;
     page.gauges(
         "goodput_slo_attainment",
         "Met share of judged requests over what is counted of the window; absent where none was judged",
