@@ -1,6 +1,6 @@
 //! The dashboard: sections of panels, and how both are written in Grafana's JSON.
 //!
-//! Rules that all queries keep: counters are summed over replicas and labels before they are
+//! Rules that all queries keep, and tests hold: counters are summed over replicas and labels before they are
 //! divided; histograms are summed by `le` before a quantile is taken, and never over classes, whose edges
 //! differ; what is divided by is above zero, so that no traffic is no value, shown as `No traffic`, and not NaN.
 
@@ -643,4 +643,101 @@ fn heatmap_options() -> Value {
         "filterValues": {"le": 1e-9},
         "showValue": "never",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn panels() -> Vec<Value> {
+        let board = dashboard("goodput", "goodput");
+        let panels = board["panels"].as_array().unwrap().clone();
+        panels.into_iter().filter(|panel| panel["type"] != "row").collect()
+    }
+
+    fn expressions() -> Vec<String> {
+        let targets = panels().into_iter().flat_map(|panel| panel["targets"].as_array().unwrap().clone());
+        targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn quantiles_are_taken_of_sums_and_never_over_classes() {
+        let quantiles: Vec<String> =
+            expressions().into_iter().filter(|expr| expr.contains("histogram_quantile")).collect();
+        assert!(quantiles.len() > 10);
+        for expr in quantiles {
+            let summed = ["sum by (class, le) (rate(", "sum by (pool, engine, le) (rate("];
+            assert!(summed.iter().any(|start| expr.contains(start)), "{expr}");
+            assert!(!expr.contains("avg"), "{expr}");
+        }
+        for panel in panels().into_iter().filter(|panel| panel["type"] == "heatmap") {
+            let expr = panel["targets"][0]["expr"].as_str().unwrap().to_owned();
+            assert!(expr.contains("class=\"$heatmap_class\""), "{expr}");
+        }
+    }
+
+    #[test]
+    fn what_is_divided_by_is_above_zero_and_what_is_absent_reads_no_traffic() {
+        for expr in expressions() {
+            for rest in expr.split(" / ").skip(1) {
+                let is_guarded = rest.starts_with("(sum by") && rest.contains("> 0)");
+                assert!(is_guarded || rest.starts_with("on (class) (1 - max by"), "{expr}");
+            }
+            if expr.contains("histogram_quantile") {
+                assert!(expr.contains(" and on (") && expr.ends_with("> 0)"), "{expr}");
+            }
+        }
+        for panel in panels() {
+            assert_eq!(panel["fieldConfig"]["defaults"]["noValue"], "No traffic", "{}", panel["title"]);
+        }
+    }
+
+    #[test]
+    fn objectives_are_lines_beside_what_they_are_promised_of() {
+        let lines: BTreeSet<String> = panels()
+            .into_iter()
+            .filter(|panel| !panel["fieldConfig"]["overrides"].as_array().unwrap().is_empty())
+            .map(|panel| panel["title"].as_str().unwrap().to_owned())
+            .collect();
+        let expected =
+            ["Attainment", "End to end", "Gaps between tokens", "Time per output token", "Time to first token"];
+        assert_eq!(lines.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn panels_have_places_and_ids_of_their_own_and_say_what_they_show() {
+        let (mut ids, mut cells) = (BTreeSet::new(), BTreeSet::new());
+        for panel in panels() {
+            assert!(ids.insert(panel["id"].as_u64().unwrap()));
+            let at = |name: &str| panel["gridPos"][name].as_u64().unwrap();
+            assert!(at("x") + at("w") <= u64::from(GRID), "{panel}");
+            for x in at("x")..at("x") + at("w") {
+                for y in at("y")..at("y") + at("h") {
+                    assert!(cells.insert((x, y)), "two panels at {x}, {y}: {}", panel["title"]);
+                }
+            }
+            let text = panel["description"].as_str().unwrap();
+            assert!(text.len() > 5 && text.ends_with('.'), "{}", panel["title"]);
+        }
+        assert!(ids.len() > 40);
+    }
+
+    #[test]
+    fn every_variable_of_a_query_is_one_of_the_dashboard() {
+        let board = dashboard("goodput", "goodput");
+        let known: BTreeSet<String> = board["templating"]["list"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect();
+        for expr in expressions() {
+            for rest in expr.split('$').skip(1) {
+                let name: String = rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+                assert!(known.contains(&name) || name == "__rate_interval", "{name}: {expr}");
+            }
+        }
+    }
 }
