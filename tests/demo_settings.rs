@@ -17,6 +17,7 @@ async fn the_demos_settings_have_no_problem() {
             for (class, flow) in settings.classes.iter().zip(demo::traffic(1, 1.0).flows) {
                 assert_eq!(class.objectives.ttft, flow.objectives.ttft);
                 assert_eq!(class.objectives.tpot, flow.objectives.tpot);
+                assert_eq!(class.objectives.itl, flow.objectives.itl);
                 assert_eq!(class.objectives.e2e, flow.objectives.e2e);
             }
         }

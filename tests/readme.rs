@@ -381,6 +381,15 @@ fn the_demo_runs_and_what_it_prints_can_be_pasted() {
     assert_eq!(told["classes"].as_array().map(Vec::len), Some(5), "{told}");
 }
 
+/// What is to be imported is what the program writes.
+#[test]
+fn the_dashboard_that_is_deployed_is_the_one_that_is_printed() {
+    let printed = goodput(root(), &["dashboard"], "");
+    assert!(printed.status.success(), "{}", text(&printed.stderr));
+    let deployed = read("deploy/grafana/goodput.json");
+    assert!(text(&printed.stdout) == deployed, "write it anew: goodput dashboard > deploy/grafana/goodput.json");
+}
+
 #[test]
 fn a_key_is_made() {
     let commands = readme_commands();

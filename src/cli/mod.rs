@@ -5,6 +5,7 @@
 
 mod admin_port;
 pub mod check;
+pub mod dashboard;
 pub mod demo;
 mod descriptors;
 mod document;
@@ -51,6 +52,8 @@ enum Command {
     Drill(drill::DrillArgs),
     /// Print the JSON Schema of the settings file.
     Schema(schema::Schema),
+    /// Print a Grafana dashboard.
+    Dashboard(dashboard::DashboardArgs),
     /// Make API keys.
     Key(key::KeyArgs),
     /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
@@ -75,6 +78,7 @@ pub fn run() -> ExitCode {
         Command::Rules(rules) => rules.run(),
         Command::Drill(drill) => drill.run(),
         Command::Schema(schema) => schema.run(),
+        Command::Dashboard(dashboard) => dashboard.run(),
         Command::Key(key) => key.run(),
         Command::Engine(engine) => engine.run(),
         Command::Plan(plan) => plan.run(),

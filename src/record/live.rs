@@ -138,7 +138,14 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
     let (mut length_attainment, mut length_rate, mut length_budget) = <(GaugeRows, GaugeRows, GaugeRows)>::default();
     let by_length = !recorder.metrics.drops(RequestLabel::Length);
     let mut covered = GaugeRows::new();
+    let (mut target, mut threshold) = <(GaugeRows, GaugeRows)>::default();
     for (class, series) in series {
+        let of = &series.promise;
+        target.push((vec![("class", class.to_string())], of.joint_target));
+        for (name, objective) in [("ttft", of.ttft), ("tpot", of.tpot), ("itl", of.itl), ("e2e", of.e2e)] {
+            let labels = || vec![("class", class.to_string()), ("objective", name.to_owned())];
+            threshold.extend(objective.map(|objective| (labels(), objective.threshold.as_secs_f64())));
+        }
         let memory = &mut *series.memory.lock();
         let name = || ("class", class.to_string());
         for span in memory.burn.spans(at) {
@@ -168,6 +175,16 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
             drift.push((vec![name(), direction, ("percentile", percentile.to_owned())], ratio));
         });
     }
+    page.gauges(
+        "goodput_slo_target",
+        "Share of the judged requests of the class that is to be met, by its settings",
+        target,
+    )?;
+    page.gauges(
+        "goodput_slo_threshold_seconds",
+        "Threshold of the objective, by the settings of the class; objectives that the class has",
+        threshold,
+    )?;
     page.gauges(
         "goodput_slo_attainment",
         "Met share of judged requests over what is counted of the window; absent where none was judged",

@@ -6,6 +6,7 @@
 //! than `target` to look for them in.
 
 mod compose;
+mod dashboard;
 mod degradation;
 mod deploy;
 mod exits;

@@ -23,10 +23,16 @@ impl Prometheus {
 
     /// The same, with more arguments.
     pub fn with(binary: &Path, admin: &str, more: &[&str]) -> Prometheus {
+        Prometheus::of_all(binary, &[admin])
+    }
+
+    /// The same for several gateways.
+    pub fn of_all(binary: &Path, admins: &[&str]) -> Prometheus {
         let folder = tempfile::tempdir().expect("a folder for its data");
-        let target = authority(admin);
+        let targets: Vec<String> = admins.iter().map(|admin| format!("\"{}\"", authority(admin))).collect();
+        let targets = targets.join(", ");
         let settings = format!(
-            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs: [{{job_name: goodput, static_configs: [{{targets: [\"{target}\"]}}]}}]\n"
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs: [{{job_name: goodput, static_configs: [{{targets: [{targets}]}}]}}]\n"
         );
         let file = folder.path().join("prometheus.yml");
         std::fs::write(&file, settings).expect("the folder is ours");
@@ -100,15 +106,31 @@ impl Prometheus {
 
     /// Waits until a query has this value.
     pub fn until(&self, query: &str, expected: f64) {
-        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let mut last = String::new();
         let found = attempt(|| {
-            last = get(&self.url, &format!("/api/v1/query?query={encoded}")).ok()?;
+            last = self.answer(query)?;
             let answer: Value = serde_json::from_str(&last).ok()?;
             let value: f64 = answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()?;
             (value == expected).then_some(())
         });
         assert!(found.is_some(), "{query} never became {expected}: {last}");
+    }
+
+    /// The values of a query at this moment, each with its labels.
+    pub fn values(&self, query: &str) -> Vec<(Value, f64)> {
+        let answer = self.answer(query).unwrap_or_else(|| panic!("no answer to {query}"));
+        let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{query}: {answer}"));
+        let results = answer["data"]["result"].as_array().unwrap_or_else(|| panic!("{query}: {answer}"));
+        let value = |one: &Value| {
+            let text = one["value"][1].as_str().expect("a value is a text");
+            (one["metric"].clone(), text.parse().unwrap_or_else(|_| panic!("{query}: {text}")))
+        };
+        results.iter().map(value).collect()
+    }
+
+    fn answer(&self, query: &str) -> Option<String> {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        get(&self.url, &format!("/api/v1/query?query={encoded}")).ok()
     }
 }
 

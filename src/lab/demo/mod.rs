@@ -31,6 +31,8 @@ struct Class {
     /// Milliseconds; `None` means no such objective.
     ttft: Option<u64>,
     tpot: Option<u64>,
+    /// The largest gap.
+    itl: Option<u64>,
     e2e: Option<u64>,
     target: f64,
     share: f64,
@@ -61,6 +63,7 @@ const CLASSES: [Class; 5] = [
         style: Style::Chat,
         ttft: Some(400),
         tpot: Some(50),
+        itl: Some(500),
         e2e: None,
         target: 0.95,
         share: 0.15,
@@ -77,6 +80,7 @@ const CLASSES: [Class; 5] = [
         style: Style::Completion,
         ttft: Some(400),
         tpot: Some(50),
+        itl: None,
         e2e: None,
         target: 0.95,
         share: 0.3,
@@ -93,6 +97,7 @@ const CLASSES: [Class; 5] = [
         style: Style::Chat,
         ttft: Some(1000),
         tpot: Some(60),
+        itl: None,
         e2e: None,
         target: 0.95,
         share: 0.35,
@@ -109,6 +114,7 @@ const CLASSES: [Class; 5] = [
         style: Style::Agent,
         ttft: None,
         tpot: None,
+        itl: None,
         e2e: Some(20_000),
         target: 0.95,
         share: 0.12,
@@ -125,6 +131,7 @@ const CLASSES: [Class; 5] = [
         style: Style::Batch,
         ttft: None,
         tpot: None,
+        itl: None,
         e2e: Some(60_000),
         target: 0.9,
         share: 0.08,
@@ -145,6 +152,7 @@ impl Class {
         Objectives {
             ttft: objective(self.ttft),
             tpot: objective(self.tpot),
+            itl: objective(self.itl),
             e2e: objective(self.e2e),
             joint_target: self.target,
             ..Objectives::default()
@@ -204,16 +212,29 @@ pub fn settings(fleet: &Fleet, listen: SocketAddr, admin: SocketAddr) -> String 
 
 fn settings_for(engines: &[(&str, SocketAddr)], listen: SocketAddr, admin: SocketAddr) -> String {
     let mut yaml = format!("listen: {{address: \"{listen}\"}}\nadmin: {{address: \"{admin}\"}}\n");
-    yaml.push_str("shutdown: {delay: 0s, drain: 5s}\ntelemetry: {access_log: off}\nslo_classes:\n");
+    yaml.push_str(
+        "shutdown: {delay: 0s, drain: 5s}\ntelemetry: {access_log: off, series_by_engine: true}\nslo_classes:\n",
+    );
     for class in &CLASSES {
         write!(yaml, "  - slo_class: {}\n    priority: {}\n    objectives:\n", class.name, class.priority)
             .expect(TAKES);
-        for (name, millis) in [("ttft_seconds", class.ttft), ("tpot_seconds", class.tpot), ("e2e_seconds", class.e2e)] {
+        for (name, millis) in [
+            ("ttft_seconds", class.ttft),
+            ("tpot_seconds", class.tpot),
+            ("itl_seconds", class.itl),
+            ("e2e_seconds", class.e2e),
+        ] {
             let Some(millis) = millis else { continue };
             let seconds = millis as f64 / 1000.0;
             writeln!(yaml, "      {name}: {{threshold: {seconds:?}, attainment: {}}}", class.target).expect(TAKES);
         }
         writeln!(yaml, "    joint_attainment_target: {}\n    window: 1h", class.target).expect(TAKES);
+        // Not of the tenant with a limit: what is set aside of it would change.
+        if class.key == KEY {
+            let quantiles = |(p50, p95): (f64, f64)| format!("{{p50: {p50:.0}, p95: {p95:.0}}}");
+            let (input, output) = (quantiles(class.input), quantiles(class.output));
+            writeln!(yaml, "    workload_assumption: {{input_tokens: {input}, output_tokens: {output}}}").expect(TAKES);
+        }
         if let Some(queue) = class.queue {
             writeln!(yaml, "    queue: {queue}").expect(TAKES);
         }
