@@ -408,7 +408,7 @@ impl Desk {
             }
         };
         let size = Size { prefill, decode };
-        let blocks = beginning(arrival);
+        let blocks = arrival.beginning();
         let uncached = self.fleet.uncached(&self.pool.id, prefill, &blocks);
         let lead = Size { prefill: uncached, ..size };
         let predicted = self.fleet.predict(&self.pool.id, lead, arrival.at);
@@ -653,12 +653,6 @@ const MODEL: &str = "sim";
 /// A prompt of so many bytes of text.
 fn text(bytes: u64) -> PromptSize {
     PromptSize { bytes, is_known: true, ..PromptSize::default() }
-}
-
-/// What the gateway would know of a prompt's beginning: a hash for each 128 tokens, as for 512 bytes.
-fn beginning(arrival: &Arrival) -> Vec<u64> {
-    let prompt = (arrival.prompt / 16) as usize;
-    arrival.blocks().into_iter().take(prompt).skip(7).step_by(8).take(128).collect()
 }
 
 /// What an answer teaches about its engine.

@@ -88,6 +88,8 @@ pub struct Told {
     pub ttft: Option<Duration>,
     /// The time of each further one.
     pub tpot: Option<Duration>,
+    /// The time to its end.
+    pub e2e: Option<Duration>,
 }
 
 /// What engines did.
