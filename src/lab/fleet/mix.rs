@@ -18,6 +18,7 @@ use crate::judge::{Objective, Objectives};
 use crate::lab::engine::core::BLOCK;
 use crate::lab::engine::{Lengths, Shape, mix};
 use crate::lab::traffic::{self, Plan, Style};
+use crate::trace::PromptBlocks;
 use crate::units::{Priority, TenantId, Tick, Tokens};
 
 /// A fleet and its workload.
@@ -104,6 +105,9 @@ pub struct Class {
     each_target: Option<f64>,
     patience_seconds: f64,
     default_output_tokens: u64,
+    /// Objectives that were not read from a mix's file, with all that they can say.
+    #[serde(skip)]
+    whole: Option<Box<Objectives>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -112,6 +116,19 @@ struct Thresholds {
     ttft_seconds: Option<f64>,
     tpot_seconds: Option<f64>,
     e2e_seconds: Option<f64>,
+}
+
+/// A class whose requests come from a trace.
+#[derive(Clone, Debug)]
+pub struct RecordedClass {
+    /// Its name.
+    pub name: String,
+    /// Its rank.
+    pub priority: Priority,
+    /// What its requests are judged by.
+    pub objectives: Objectives,
+    /// How long its clients wait for a first token, or for an answer that does not stream.
+    pub patience: Duration,
 }
 
 /// Requests of one kind.
@@ -224,6 +241,8 @@ pub struct Arrival {
     pub output: u64,
     /// What it shares with others.
     pub likeness: Likeness,
+    /// The same as a trace tells it, in place of `likeness`.
+    pub recorded: PromptBlocks,
 }
 
 /// What is visible of a prompt's length.
@@ -255,9 +274,29 @@ impl Arrival {
         blocks
     }
 
+    /// What a gateway knows of its beginning: a hash for every 128 tokens, as for 512 bytes.
+    pub(super) fn beginning(&self) -> Vec<u64> {
+        const TOLD: u64 = 128;
+        let PromptBlocks { tokens, hashes } = &self.recorded;
+        if hashes.is_empty() {
+            let prompt = (self.prompt / BLOCK) as usize;
+            return self.blocks().into_iter().take(prompt).skip(7).step_by(8).take(128).collect();
+        }
+        // The block in which such a stretch ends covers it; where that is longer, its stretches are told apart.
+        let whole = hashes.len() as u64 * tokens / TOLD;
+        let hash = |end: u64| {
+            let block = (end * TOLD).div_ceil(*tokens) - 1;
+            mix(hashes[block as usize] ^ (end * TOLD - block * tokens))
+        };
+        (1..=whole.min(128)).map(hash).collect()
+    }
+
     /// Hashes of the blocks of its prompt and output.
     #[must_use]
     pub fn blocks(&self) -> Vec<u64> {
+        if !self.recorded.hashes.is_empty() {
+            return self.recorded.hashes.clone();
+        }
         let Likeness { app, app_tokens, conversation } = self.likeness;
         let known = if conversation == 0 { 0 } else { (self.prompt + self.output) / BLOCK };
         let origin = |block: u64| if (block + 1) * BLOCK <= app_tokens { (app, 1) } else { (conversation, 2) };
@@ -315,6 +354,50 @@ impl Mix {
     #[must_use]
     pub fn mono() -> Mix {
         Mix::read(include_str!("mono.yaml")).expect("a test reads it")
+    }
+
+    /// A fleet whose load comes from a trace: two flows for each class, with streams and without them.
+    #[must_use]
+    pub fn recorded(engines: usize, classes: &[RecordedClass], seed: u64) -> Mix {
+        let machine = Machine { max_running: 1, step_tokens: 1, kv_tokens: 1, max_model_len: 1, step: None };
+        let class = |class: &RecordedClass| Class {
+            class: class.name.clone(),
+            priority: class.priority.as_str().to_owned(),
+            objectives: Thresholds::default(),
+            target: class.objectives.joint_target,
+            each_target: None,
+            patience_seconds: class.patience.as_secs_f64(),
+            default_output_tokens: class.objectives.default_output().0,
+            whole: Some(Box::new(class.objectives.clone())),
+        };
+        let length = Length { p50: 1.0, p95: 1.0, least: None, most: 1 };
+        let flow = |class: &RecordedClass, streams: bool| Flow {
+            flow: format!("{}{}", class.name, if streams { "" } else { " (whole)" }),
+            class: class.name.clone(),
+            streams,
+            share: 1.0,
+            burstiness: 1.0,
+            phases: Vec::new(),
+            prompt: length,
+            output: length,
+            cap: None,
+            cap_share: 1.0,
+            apps: Vec::new(),
+            conversations: 0.0,
+            bytes_per_token: None,
+            reasoning: 0.0,
+            tenants: BTreeMap::new(),
+        };
+        Mix {
+            seed,
+            engines,
+            engine: machine,
+            slowness: all_alike(),
+            load_of_one: None,
+            estimate_error: 0.0,
+            classes: classes.iter().map(class).collect(),
+            flows: classes.iter().flat_map(|class| [flow(class, true), flow(class, false)]).collect(),
+        }
     }
 
     /// Without one flow; the arrivals of the others are unchanged.
@@ -463,6 +546,7 @@ impl Mix {
                 cap: flow.cap,
                 output,
                 likeness: Likeness::default(),
+                recorded: PromptBlocks::default(),
             });
         }
     }
@@ -519,6 +603,7 @@ impl Together<'_> {
                 cap,
                 output,
                 likeness,
+                recorded: PromptBlocks::default(),
             });
         }
     }
@@ -613,6 +698,9 @@ impl Class {
     /// Its objectives.
     #[must_use]
     pub fn objectives(&self) -> Objectives {
+        if let Some(whole) = &self.whole {
+            return (**whole).clone();
+        }
         let objective = |seconds: Option<f64>| {
             let attainment = self.each_target();
             seconds.map(|seconds| Objective { threshold: Duration::from_secs_f64(seconds), attainment })

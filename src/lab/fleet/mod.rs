@@ -22,8 +22,8 @@ mod score;
 #[cfg(test)]
 mod tests;
 
-pub use mix::{Arrival, Class, Flood, Flow, Likeness, Machine, Mix, Shown, StepTime};
+pub use mix::{Arrival, Class, Flood, Flow, Likeness, Machine, Mix, RecordedClass, Shown, StepTime};
 pub use peers::{Peer, Pick, grade};
 pub use policy::{Policy, Scheduled};
-pub use run::{Befalls, Scenario, Span, capacity, run, run_in};
+pub use run::{Befalls, ReplayEnd, Scenario, Span, capacity, replay, run, run_in};
 pub use score::{Engines, Look, Report, Score, Told};

@@ -339,6 +339,7 @@ mod tests {
             cap: None,
             output: 10,
             likeness: Likeness { conversation, ..Likeness::default() },
+            recorded: crate::trace::PromptBlocks::default(),
         }
     }
 

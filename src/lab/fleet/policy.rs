@@ -408,7 +408,7 @@ impl Desk {
             }
         };
         let size = Size { prefill, decode };
-        let blocks = beginning(arrival);
+        let blocks = arrival.beginning();
         let uncached = self.fleet.uncached(&self.pool.id, prefill, &blocks);
         let lead = Size { prefill: uncached, ..size };
         let predicted = self.fleet.predict(&self.pool.id, lead, arrival.at);
@@ -655,13 +655,7 @@ fn text(bytes: u64) -> PromptSize {
     PromptSize { bytes, is_known: true, ..PromptSize::default() }
 }
 
-/// The prompt's block hashes: one per 128 tokens, as for 512 bytes.
-fn beginning(arrival: &Arrival) -> Vec<u64> {
-    let prompt = (arrival.prompt / 16) as usize;
-    arrival.blocks().into_iter().take(prompt).skip(7).step_by(8).take(128).collect()
-}
-
-/// The latency sample of a response.
+/// What an answer teaches about its engine.
 fn lesson(answer: &Timeline, dispatched: Tick) -> Lesson {
     Lesson {
         ttft: answer.first_token.map(|at| at - dispatched),

@@ -1,16 +1,18 @@
 //! The event loop of a run: engines, clients, and a policy between them.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::iter::Peekable;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::mix::{Arrival, Flood, Mix};
 use super::policy::{Front, Gateway, Go, Hold, Policy, Steps};
-use super::score::{Look, Report, Told};
+use super::score::{Engines, Look, Report, Told};
 use crate::admit::limit::Used;
 use crate::judge::{Case, Missed, Outcome, Progress, judge, judge_left, judge_refused};
-use crate::lab::engine::core::{Engine, Gain, Job, JobId};
+use crate::lab::engine::Gauges;
+use crate::lab::engine::core::{Engine, Gain, Job, JobId, LeapingEngine, Shape};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::route::retry::Happened;
 use crate::units::{Dialect, Tick, Tokens};
@@ -28,7 +30,7 @@ pub struct Span {
 
 impl Span {
     fn whole(&self) -> Duration {
-        self.warm_up + self.measured + self.after
+        self.warm_up.saturating_add(self.measured).saturating_add(self.after)
     }
 
     fn counts(&self, at: Tick) -> bool {
@@ -40,7 +42,7 @@ impl Span {
 /// Runs a mix at this rate, requests per second.
 #[must_use]
 pub fn run(mix: &Mix, policy: &Policy, rate: f64, span: &Span) -> Report {
-    World::new(mix, policy, mix.arrivals(rate, span.whole()), *span).run()
+    World::new(mix, policy, mix.arrivals(rate, span.whole()).into_iter(), *span).run()
 }
 
 /// The same with a scenario.
@@ -51,7 +53,7 @@ pub fn run_in(mix: &Mix, policy: &Policy, rate: f64, span: &Span, scenario: &Sce
         arrivals.extend(mix.flood(flood, rate, span.whole()));
     }
     arrivals.sort_by_key(|arrival| arrival.at);
-    World::in_scenario(mix, policy, arrivals, *span, scenario).run()
+    World::in_scenario(mix, policy, arrivals.into_iter(), *span, scenario).run()
 }
 
 /// Events beside the workload.
@@ -98,6 +100,39 @@ pub enum Befalls {
     },
 }
 
+/// What engines did with a trace, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ReplayEnd {
+    /// Their counters.
+    pub engines: Engines,
+    /// When the last request ended, from the first one's arrival.
+    pub ended: Tick,
+    /// Most requests that were open at one time.
+    pub most_open: usize,
+}
+
+/// Replays a trace in virtual time. Engines take decoding steps in leaps, requests are held only while they are
+/// open, and each is told as it ends: a trace of any length takes the same memory.
+///
+/// `arrivals` are in order of time; `shape` gives each engine what it is made of, and `prefix_block` is the length of the
+/// blocks by which the trace tells that prompts begin alike.
+pub fn replay(
+    mix: &Mix,
+    policy: &Policy,
+    arrivals: impl Iterator<Item = Arrival>,
+    shape: &Shape,
+    prefix_block: u64,
+    scenario: &Scenario,
+    mut on_end: impl FnMut(&Told),
+) -> ReplayEnd {
+    let span = Span { warm_up: Duration::ZERO, measured: Duration::MAX, after: Duration::ZERO };
+    let engine = |_: usize| FleetEngine::Leaps(LeapingEngine::new(shape.clone(), prefix_block));
+    let mut world = World::with_engines(mix, policy, arrivals, span, scenario, Box::new(engine));
+    world.on_end = Some(&mut on_end);
+    let (report, most_open, ended) = world.play();
+    ReplayEnd { engines: report.engines, ended, most_open }
+}
+
 /// The rate at which the engines finish requests of this mix when saturated: first come, first served, full
 /// batches, and clients without time limits. Defines load
 /// 1.
@@ -106,7 +141,7 @@ pub fn capacity(mix: &Mix, span: &Span) -> f64 {
     // More than any such engine can serve.
     let mut rate = 8.0 * mix.engines as f64;
     loop {
-        let mut world = World::new(mix, &Policy::LeastConnections, mix.arrivals(rate, span.whole()), *span);
+        let mut world = World::new(mix, &Policy::LeastConnections, mix.arrivals(rate, span.whole()).into_iter(), *span);
         world.patient = true;
         world.ends_with_the_span = true;
         let finished = world.run().finished as f64 / span.measured.as_secs_f64();
@@ -139,26 +174,154 @@ enum Stage {
     Over,
 }
 
-struct World<'a> {
+/// An engine of the fleet.
+enum FleetEngine {
+    /// One step after the other: every token is told.
+    Steps(Engine),
+    /// In leaps: first tokens and ends are.
+    Leaps(LeapingEngine),
+}
+
+impl FleetEngine {
+    fn submit(&mut self, job: Job, at: Tick) -> JobId {
+        let submitted = match self {
+            FleetEngine::Steps(engine) => engine.submit(job, at),
+            FleetEngine::Leaps(engine) => engine.submit(job, at),
+        };
+        submitted.expect("the engine's queue has no end")
+    }
+
+    fn cancel(&mut self, job: JobId, at: Tick) {
+        match self {
+            FleetEngine::Steps(engine) => engine.cancel(job),
+            FleetEngine::Leaps(engine) => engine.cancel(job, at),
+        }
+    }
+
+    fn set_speed(&mut self, speed: f64, at: Tick) {
+        match self {
+            FleetEngine::Steps(engine) => engine.set_speed(speed),
+            FleetEngine::Leaps(engine) => engine.set_speed(speed, at),
+        }
+    }
+
+    fn advance(&mut self, at: Tick, gains: &mut Vec<Gain>) {
+        match self {
+            FleetEngine::Steps(engine) => engine.advance(at, gains),
+            FleetEngine::Leaps(engine) => engine.advance(at, gains),
+        }
+    }
+
+    fn next_moment(&self) -> Option<Tick> {
+        match self {
+            FleetEngine::Steps(engine) => engine.next_moment(),
+            FleetEngine::Leaps(engine) => engine.next_moment(),
+        }
+    }
+
+    fn gauges(&self) -> Gauges {
+        match self {
+            FleetEngine::Steps(engine) => engine.gauges(),
+            FleetEngine::Leaps(engine) => engine.gauges(),
+        }
+    }
+}
+
+/// Requests that have arrived, by number; those at the front that are over are forgotten.
+#[derive(Default)]
+struct Visits {
+    first: usize,
+    held: VecDeque<Visit>,
+}
+
+impl Visits {
+    /// One more than the last number.
+    fn arrived(&self) -> usize {
+        self.first + self.held.len()
+    }
+
+    fn get(&self, number: usize) -> Option<&Visit> {
+        self.held.get(number.checked_sub(self.first)?)
+    }
+
+    fn forget(&mut self) {
+        while self.held.front().is_some_and(|visit| matches!(visit.stage, Stage::Over)) {
+            self.held.pop_front();
+            self.first += 1;
+        }
+    }
+}
+
+impl std::ops::Index<usize> for Visits {
+    type Output = Visit;
+
+    fn index(&self, number: usize) -> &Visit {
+        &self.held[number - self.first]
+    }
+}
+
+impl std::ops::IndexMut<usize> for Visits {
+    fn index_mut(&mut self, number: usize) -> &mut Visit {
+        &mut self.held[number - self.first]
+    }
+}
+
+/// When engines have something to do, the earliest first. An entry counts while it is the engine's last.
+struct Timers {
+    heap: BinaryHeap<Reverse<(Tick, usize)>>,
+    due: Vec<Option<Tick>>,
+}
+
+impl Timers {
+    fn set(&mut self, engine: usize, due: Option<Tick>) {
+        if self.due[engine] != due {
+            self.due[engine] = due;
+            self.heap.extend(due.map(|due| Reverse((due, engine))));
+        }
+    }
+
+    fn next(&mut self) -> Option<(Tick, usize)> {
+        loop {
+            let Reverse((due, engine)) = *self.heap.peek()?;
+            if self.due[engine] == Some(due) {
+                return Some((due, engine));
+            }
+            self.heap.pop();
+        }
+    }
+
+    /// The engine's moment has come: whatever it says next is new.
+    fn passed(&mut self, engine: usize) {
+        self.heap.pop();
+        self.due[engine] = None;
+    }
+}
+
+struct World<'a, A: Iterator<Item = Arrival>> {
     mix: &'a Mix,
     span: Span,
     patient: bool,
     ends_with_the_span: bool,
     policy: &'a Policy,
     fronts: Vec<Front>,
-    engines: Vec<Engine>,
+    engines: Vec<FleetEngine>,
+    make_engine: Box<dyn Fn(usize) -> FleetEngine + 'a>,
+    timers: Timers,
     /// When an engine that is down comes back.
-    back_at: Vec<Option<Tick>>,
+    back_at: BTreeMap<usize, Tick>,
     events: VecDeque<(Tick, Befalls)>,
     jobs: Vec<HashMap<JobId, usize, ahash::RandomState>>,
-    visits: Vec<Visit>,
-    /// Number of requests that have arrived.
-    arrived: usize,
+    arrivals: Peekable<A>,
+    visits: Visits,
     open: usize,
+    most_open: usize,
+    ended: Tick,
     leaves: BinaryHeap<Reverse<(Tick, usize)>>,
     look_at: Tick,
     gains: Vec<Gain>,
     report: Report,
+    /// Who is told of each request as it ends; then the report keeps none, and nothing that grows.
+    on_end: Option<&'a mut dyn FnMut(&Told)>,
 }
 
 /// Next event; at equal moments in this order.
@@ -176,22 +339,24 @@ enum Event {
 /// Interval of the samples of seats and engines.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-impl<'a> World<'a> {
-    fn new(mix: &'a Mix, policy: &'a Policy, arrivals: Vec<Arrival>, span: Span) -> Self {
+impl<'a, A: Iterator<Item = Arrival>> World<'a, A> {
+    fn new(mix: &'a Mix, policy: &'a Policy, arrivals: A, span: Span) -> Self {
         World::in_scenario(mix, policy, arrivals, span, &Scenario::default())
     }
 
-    fn in_scenario(mix: &'a Mix, policy: &'a Policy, arrivals: Vec<Arrival>, span: Span, scenario: &Scenario) -> Self {
-        let visit = |arrival| Visit {
-            arrival,
-            stage: Stage::Waits,
-            first_token: None,
-            last_token: None,
-            events: 0,
-            tokens: 0,
-            cap_lowered: false,
-            dispatched: None,
-        };
+    fn in_scenario(mix: &'a Mix, policy: &'a Policy, arrivals: A, span: Span, scenario: &Scenario) -> Self {
+        let engine = |number: usize| FleetEngine::Steps(Engine::new(mix.shape(number), mix.seed ^ number as u64));
+        World::with_engines(mix, policy, arrivals, span, scenario, Box::new(engine))
+    }
+
+    fn with_engines(
+        mix: &'a Mix,
+        policy: &'a Policy,
+        arrivals: A,
+        span: Span,
+        scenario: &Scenario,
+        make_engine: Box<dyn Fn(usize) -> FleetEngine + 'a>,
+    ) -> Self {
         let overflow = if let Policy::Scheduled(settings) = policy { settings.overflow } else { 0 };
         let engines = mix.engines + overflow;
         let mut events: Vec<_> = scenario.events.iter().map(|(after, what)| (Tick::ZERO + *after, *what)).collect();
@@ -205,23 +370,31 @@ impl<'a> World<'a> {
             fronts: (0..scenario.gateways.get() as usize)
                 .map(|number| Front::new(policy, mix, Gateway { number, of: scenario.gateways }, Tick::ZERO))
                 .collect(),
-            back_at: vec![None; engines],
+            back_at: BTreeMap::new(),
             events: events.into(),
-            engines: (0..engines as u64)
-                .map(|number| Engine::new(mix.shape(number as usize), mix.seed ^ number))
-                .collect(),
+            engines: (0..engines).map(&make_engine).collect(),
+            make_engine,
+            timers: Timers { heap: BinaryHeap::new(), due: vec![None; engines] },
             jobs: vec![HashMap::default(); engines],
-            visits: arrivals.into_iter().map(visit).collect(),
-            arrived: 0,
+            arrivals: arrivals.peekable(),
+            visits: Visits::default(),
             open: 0,
+            most_open: 0,
+            ended: Tick::ZERO,
             leaves: BinaryHeap::new(),
             look_at: Tick::ZERO,
             gains: Vec::new(),
             report: Report::new(mix, span.measured),
+            on_end: None,
         }
     }
 
-    fn run(mut self) -> Report {
+    fn run(self) -> Report {
+        self.play().0
+    }
+
+    /// Plays to the end: the report, the most requests that were open at one time, and when the last one ended.
+    fn play(mut self) -> (Report, usize, Tick) {
         let end = Tick::ZERO + self.span.whole();
         while let Some((at, event)) = self.next_event() {
             if self.ends_with_the_span && at > end {
@@ -230,11 +403,11 @@ impl<'a> World<'a> {
             let mut steps = Steps::default();
             match event {
                 Event::Befall => self.befall(at, &mut steps),
-                Event::Return(engine) => self.back_at[engine] = None,
+                Event::Return(engine) => drop(self.back_at.remove(&engine)),
                 Event::Step(engine) => self.step(engine, at, &mut steps),
                 Event::Wake(number) => {
                     let World { engines, back_at, fronts, .. } = &mut self;
-                    let gauges = |engine: usize| back_at[engine].is_none().then(|| engines[engine].gauges());
+                    let gauges = |engine: usize| (!back_at.contains_key(&engine)).then(|| engines[engine].gauges());
                     fronts[number].wake(gauges, at, &mut steps);
                 }
                 Event::Leave => self.leave(at, &mut steps),
@@ -242,16 +415,17 @@ impl<'a> World<'a> {
                 Event::Look => self.look(at),
             }
             self.take(steps, at);
+            self.visits.forget();
         }
         for engine in &self.engines {
             self.report.engines.add(&engine.gauges());
         }
-        self.report
+        (self.report, self.most_open, self.ended)
     }
 
     fn look(&mut self, at: Tick) {
         self.look_at = at + LOOK_EVERY;
-        let of_engine = |engine: &Engine| (engine.gauges().running, engine.gauges().waiting);
+        let of_engine = |engine: &FleetEngine| (engine.gauges().running, engine.gauges().waiting);
         let engines = self.engines.iter().map(of_engine).collect();
         let none = (Some(0), 0);
         let (seats, queued) = self
@@ -263,37 +437,43 @@ impl<'a> World<'a> {
     }
 
     /// `None` if nothing is left to happen.
-    fn next_event(&self) -> Option<(Tick, Event)> {
-        let arrival = self.visits.get(self.arrived).map(|visit| (visit.arrival.at, Event::Arrive));
+    fn next_event(&mut self) -> Option<(Tick, Event)> {
+        let arrival = self.arrivals.peek().map(|arrival| (arrival.at, Event::Arrive));
         if arrival.is_none() && self.open == 0 {
             return None;
         }
-        let steps = self
-            .engines
-            .iter()
-            .enumerate()
-            .filter_map(|(number, engine)| Some((engine.next_moment()?, Event::Step(number))));
+        let step = self.timers.next().map(|(at, engine)| (at, Event::Step(engine)));
         let wakes = self.fronts.iter().enumerate();
         let wakes = wakes.filter_map(|(number, front)| Some((front.next_moment()?, Event::Wake(number))));
         let befall = self.events.front().map(|(at, _)| (*at, Event::Befall));
-        let returns = self.back_at.iter().enumerate();
-        let returns = returns.filter_map(|(number, at)| Some(((*at)?, Event::Return(number))));
+        let returns = self.back_at.iter().map(|(number, at)| (*at, Event::Return(*number)));
         let leave = self.leaves.peek().map(|Reverse((at, _))| (*at, Event::Leave));
-        let look = std::iter::once((self.look_at, Event::Look));
-        steps.chain(arrival).chain(wakes).chain(leave).chain(look).chain(befall).chain(returns).min()
+        let look = self.on_end.is_none().then_some((self.look_at, Event::Look));
+        step.into_iter().chain(arrival).chain(wakes).chain(leave).chain(look).chain(befall).chain(returns).min()
     }
 
     fn arrive(&mut self, at: Tick, steps: &mut Steps) {
-        let number = self.arrived;
-        self.arrived += 1;
+        let Some(arrival) = self.arrivals.next() else { return };
+        let number = self.visits.arrived();
         self.open += 1;
-        self.degrade(number);
-        let arrival = &self.visits[number].arrival;
+        self.most_open = self.most_open.max(self.open);
         if !self.patient {
-            self.leaves.push(Reverse((at + self.mix.class_of(arrival.flow).patience(), number)));
+            let leaves = at + self.mix.class_of(arrival.flow).patience();
+            self.leaves.push(Reverse((leaves, number)));
         }
+        self.visits.held.push_back(Visit {
+            arrival,
+            stage: Stage::Waits,
+            first_token: None,
+            last_token: None,
+            events: 0,
+            tokens: 0,
+            cap_lowered: false,
+            dispatched: None,
+        });
+        self.degrade(number);
         let gateway = number % self.fronts.len();
-        self.fronts[gateway].arrive(number, arrival, self.mix, steps);
+        self.fronts[gateway].arrive(number, &self.visits[number].arrival, self.mix, steps);
     }
 
     fn front(&mut self, number: usize) -> &mut Front {
@@ -304,20 +484,24 @@ impl<'a> World<'a> {
     fn befall(&mut self, at: Tick, steps: &mut Steps) {
         match self.events.pop_front() {
             Some((_, Befalls::EngineRestarts { engine, down })) => {
-                let shape = self.engines[engine].shape().clone();
                 self.report.engines.add(&self.engines[engine].gauges());
-                self.engines[engine] = Engine::new(shape, self.mix.seed ^ engine as u64);
-                self.back_at[engine] = Some(at + down);
+                self.engines[engine] = (self.make_engine)(engine);
+                self.timers.set(engine, None);
+                self.back_at.insert(engine, at + down);
                 let mut had: Vec<usize> = self.jobs[engine].drain().map(|(_, visit)| visit).collect();
                 had.sort_unstable();
                 had.into_iter().for_each(|number| self.fail(number, Happened::Broken, at, steps));
             }
-            Some((_, Befalls::EngineSlows { engine, times })) => self.engines[engine].set_speed(1.0 / times),
+            Some((_, Befalls::EngineSlows { engine, times })) => {
+                self.engines[engine].set_speed(1.0 / times, at);
+                self.timers.set(engine, self.engines[engine].next_moment());
+            }
             Some((_, Befalls::GatewayRestarts { gateway })) => {
                 let of = NonZeroU32::new(self.fronts.len() as u32).unwrap_or(NonZeroU32::MIN);
                 let fresh = Front::new(self.policy, self.mix, Gateway { number: gateway, of }, at);
                 self.fronts[gateway] = fresh;
-                let its = (gateway..self.arrived).step_by(self.fronts.len());
+                let (of, first) = (self.fronts.len(), self.visits.first);
+                let its = (first..self.visits.arrived()).filter(|number| number % of == gateway);
                 its.for_each(|number| self.cut(number, at));
             }
             None => {}
@@ -346,8 +530,7 @@ impl<'a> World<'a> {
         match std::mem::replace(&mut self.visits[number].stage, Stage::Waits) {
             Stage::Runs { engine, job, .. } => {
                 if let Some(job) = job {
-                    self.jobs[engine].remove(&job);
-                    self.engines[engine].cancel(job);
+                    self.cancel(engine, job, at);
                 }
             }
             Stage::Waits => {}
@@ -357,6 +540,14 @@ impl<'a> World<'a> {
             }
         }
         self.end_missed(number, Missed::Internal, at, &mut Steps::default());
+    }
+
+    fn cancel(&mut self, engine: usize, job: JobId, at: Tick) {
+        // A job that has just ended is in its engine no more.
+        if self.jobs[engine].remove(&job).is_some() {
+            self.engines[engine].cancel(job, at);
+            self.timers.set(engine, self.engines[engine].next_moment());
+        }
     }
 
     fn end_missed(&mut self, number: usize, reason: Missed, at: Tick, steps: &mut Steps) {
@@ -387,7 +578,9 @@ impl<'a> World<'a> {
 
     fn step(&mut self, engine: usize, at: Tick, steps: &mut Steps) {
         let mut gains = std::mem::take(&mut self.gains);
+        self.timers.passed(engine);
         self.engines[engine].advance(at, &mut gains);
+        self.timers.set(engine, self.engines[engine].next_moment());
         for gain in gains.drain(..) {
             let Some(&number) = self.jobs[engine].get(&gain.job) else { continue };
             let streams = self.mix.flows[self.visits[number].arrival.flow].streams;
@@ -396,7 +589,8 @@ impl<'a> World<'a> {
                 && streams
                 && let Stage::Runs { hold, .. } = &mut visit.stage
             {
-                if let Some(expected) = hold.expected.filter(|_| self.span.counts(visit.arrival.at)) {
+                let is_told = self.on_end.is_none() && self.span.counts(visit.arrival.at);
+                if let Some(expected) = hold.expected.filter(|_| is_told) {
                     let share = |moment: Tick| (moment - hold.dispatched).as_secs_f64().max(1e-6);
                     self.report.predictions.push(share(expected) / share(gain.at));
                 }
@@ -407,6 +601,7 @@ impl<'a> World<'a> {
             visit.events += 1;
             visit.tokens += gain.tokens;
             if gain.done.is_some() {
+                self.jobs[engine].remove(&gain.job);
                 self.finish(number, gain.at, steps);
             }
         }
@@ -427,7 +622,7 @@ impl<'a> World<'a> {
     /// The next impatient client leaves, unless it has its response.
     fn leave(&mut self, at: Tick, steps: &mut Steps) {
         let Some(Reverse((_, number))) = self.leaves.pop() else { return };
-        let visit = &self.visits[number];
+        let Some(visit) = self.visits.get(number) else { return };
         let streams = self.mix.flows[visit.arrival.flow].streams;
         if matches!(visit.stage, Stage::Over) || (streams && visit.first_token.is_some()) {
             return;
@@ -448,8 +643,7 @@ impl<'a> World<'a> {
             Stage::Waits => self.front(number).withdraw(number, at, steps),
             Stage::Runs { engine, job, hold } => {
                 if let Some(job) = job {
-                    self.jobs[engine].remove(&job);
-                    self.engines[engine].cancel(job);
+                    self.cancel(engine, job, at);
                 }
                 let used = Used { input: Tokens(prompt), output: Tokens(tokens) };
                 self.front(number).freed(engine, *hold, answer, used, at, steps);
@@ -461,16 +655,22 @@ impl<'a> World<'a> {
         let class = &self.mix.flows[flow].class;
         let gateways = self.fronts.len();
         self.fronts[number % gateways].judged(class, outcome, at);
+        self.ended = self.ended.max(at);
         let visit = &self.visits[number];
         let arrival = &visit.arrival;
-        self.report.told.push(Told {
+        let told = Told {
             arrived: arrival.at,
             flow,
             outcome,
             waited: visit.dispatched.map(|dispatched| dispatched - arrival.at),
             ttft: answer.and_then(Timeline::ttft),
             tpot: answer.and_then(Timeline::tpot),
-        });
+            e2e: answer.and_then(Timeline::e2e),
+        };
+        if let Some(on_end) = &mut self.on_end {
+            return on_end(&told);
+        }
+        self.report.told.push(told);
         if self.span.counts(arrival.at) {
             let key = (arrival.flow, arrival.tenant.clone());
             self.report.tenants.entry(key).or_default().note(outcome, Tokens(tokens), dispatched);
@@ -485,6 +685,9 @@ impl<'a> World<'a> {
                 return;
             }
             for number in read {
+                if self.visits.get(number).is_none() {
+                    continue;
+                }
                 if let Stage::Runs { hold, .. } = &mut self.visits[number].stage {
                     let gateways = self.fronts.len();
                     self.fronts[number % gateways].was_read(hold, at, &mut steps);
@@ -502,13 +705,14 @@ impl<'a> World<'a> {
         let visit = &mut self.visits[number];
         visit.dispatched.get_or_insert(at);
         let hold = Box::new(hold);
-        if self.back_at[engine].is_some() {
+        if self.back_at.contains_key(&engine) {
             visit.stage = Stage::Runs { engine, job: None, hold };
             return self.fail(number, Happened::ConnectFailed, at, steps);
         }
         let Arrival { prompt, output, .. } = visit.arrival;
         let job = Job { prompt, output, blocks: visit.arrival.blocks(), ..Job::default() };
-        let job = self.engines[engine].submit(job, at).expect("the engine's queue has no end");
+        let job = self.engines[engine].submit(job, at);
+        self.timers.set(engine, self.engines[engine].next_moment());
         self.jobs[engine].insert(job, number);
         visit.stage = Stage::Runs { engine, job: Some(job), hold };
     }

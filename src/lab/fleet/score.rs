@@ -88,6 +88,8 @@ pub struct Told {
     pub ttft: Option<Duration>,
     /// TPOT.
     pub tpot: Option<Duration>,
+    /// The time to its end.
+    pub e2e: Option<Duration>,
 }
 
 /// Totals of the engines.

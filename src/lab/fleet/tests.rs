@@ -213,3 +213,94 @@ fn worlds_that_are_drawn_are_such_that_an_idle_engine_keeps_its_promises() {
         assert!(all.attainment() >= 0.95 && all.judged() > 30, "seed {seed}: {all:?}");
     }
 }
+
+/// Engines that batch, and requests of any length that have nothing in common.
+const BATCHES: &str = "
+seed: 5
+engines: 3
+engine:
+  max_running: 16
+  step_tokens: 512
+  kv_tokens: 12000
+  max_model_len: 4096
+  step: {base_ms: 8, per_request_ms: 0.25, per_prefill_token_ms: 0.0625, per_context_token_ms: 0.0001, attention_doubles_at: 8000}
+classes:
+  - {class: chat, priority: high, objectives: {ttft_seconds: 1, tpot_seconds: 0.03}, target: 0.95, patience_seconds: 30, default_output_tokens: 100}
+  - {class: batch, priority: batch, objectives: {e2e_seconds: 20}, target: 0.9, patience_seconds: 40, default_output_tokens: 200}
+flows:
+  - {flow: chat, class: chat, streams: true, share: 3, prompt: {p50: 200, p95: 1500, most: 3000}, output: {p50: 40, p95: 200, most: 400}, tenants: {one: 1, two: 2}}
+  - {flow: batch, class: batch, streams: false, share: 1, prompt: {p50: 400, p95: 900, most: 2000}, output: {p50: 80, p95: 300, most: 600}, tenants: {two: 1}}
+";
+
+#[test]
+fn a_replay_with_leaps_tells_of_each_request_what_single_steps_tell() {
+    let mix = Mix::read(BATCHES).unwrap();
+    let span = Span { warm_up: Duration::ZERO, measured: Duration::from_secs(120), after: Duration::ZERO };
+    let lost = Scenario {
+        events: vec![(Duration::from_secs(50), Befalls::EngineRestarts { engine: 1, down: Duration::from_secs(20) })],
+        ..Scenario::default()
+    };
+    for policy in [Policy::RoundRobin, Policy::LeastConnections, ours()] {
+        for scenario in [&Scenario::default(), &lost] {
+            for rate in [4.0, 20.0] {
+                let steps = run_in(&mix, &policy, rate, &span, scenario);
+                let mut leaps = Vec::new();
+                let arrivals = mix.arrivals(rate, span.measured).into_iter();
+                let end = replay(&mix, &policy, arrivals, &mix.shape(0), 16, scenario, |told| leaps.push(*told));
+                assert_eq!(steps.told, leaps, "{policy:?} at {rate}");
+                assert_eq!(steps.engines, end.engines);
+                assert!(end.most_open > 0 && end.ended > Tick::ZERO);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_replay_of_equal_requests_waits_as_the_formula_says_within_2_percent() {
+    let mix = Mix::read(LINE).unwrap();
+    for load in [0.5, 0.8] {
+        let rate = load / 0.05;
+        let (mut sum, mut count) = (0.0, 0u32);
+        let arrivals = mix.arrivals(rate, Duration::from_secs(30_000)).into_iter();
+        let patient = Scenario { patient: true, ..Scenario::default() };
+        replay(&mix, &Policy::LeastConnections, arrivals, &mix.shape(0), 16, &patient, |told| {
+            sum += told.ttft.unwrap().as_secs_f64();
+            count += 1;
+        });
+        let theory = crate::capacity::queueing::SingleServer::new(rate, 0.05).unwrap();
+        let (seen, told) = (sum / f64::from(count), 0.05 + theory.md1_wait());
+        assert!((seen / told - 1.0).abs() < 0.02, "at {load}: {seen} is not {told} over {count} requests");
+    }
+}
+
+#[test]
+fn prompts_that_begin_alike_in_a_trace_are_cached_by_the_engine_and_known_to_the_gateway() {
+    let objectives = crate::judge::Objectives::default();
+    let (priority, patience) = (crate::units::Priority::Normal, Duration::from_secs(60));
+    let class = RecordedClass { name: "all".to_owned(), priority, objectives, patience };
+    let mix = Mix::recorded(2, &[class], 1);
+    let shape = crate::lab::engine::Shape { jitter: 0.0, ..crate::lab::engine::Shape::default() };
+    for block in [16, 128, 512] {
+        let arrival = |number: u64, alike: bool| Arrival {
+            at: Tick::from_millis(number * 200),
+            flow: 0,
+            tenant: crate::units::TenantId::from("t"),
+            prompt: 2048,
+            shown: Shown::Tokens(2048),
+            cap: None,
+            output: 10,
+            likeness: Likeness::default(),
+            recorded: crate::trace::PromptBlocks {
+                tokens: block,
+                hashes: (0..2048 / block).map(|at| if alike { at + 1 } else { number << 20 | at }).collect(),
+            },
+        };
+        let hits = |alike: bool| {
+            let arrivals = (1..100).map(|number| arrival(number, alike));
+            let end = replay(&mix, &ours(), arrivals, &shape, block, &Scenario::default(), |_| {});
+            end.engines.hit_rate()
+        };
+        assert!(hits(true) > 0.7 && hits(false) == 0.0, "{block}: {} {}", hits(true), hits(false));
+        assert_eq!(arrival(1, true).beginning().len(), 16, "one for every 128 tokens");
+    }
+}

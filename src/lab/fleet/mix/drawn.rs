@@ -123,6 +123,7 @@ impl Draw {
             each_target: None,
             patience_seconds: limit * self.between(1.5, 5.0),
             default_output_tokens: output.p95 as u64,
+            whole: None,
         };
         let bursts = vec![Phase { rate: 0.5, seconds: 12.0 }, Phase { rate: 2.5, seconds: 4.0 }];
         let even = vec![Phase { rate: 1.0, seconds: 60.0 }];
