@@ -82,7 +82,7 @@ fn every_query_of_the_dashboard_has_values_under_the_demos_traffic() {
         let engine = Running::engine(&[]);
         let idle = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });
         let demo = Demo::start();
-        let prometheus = Prometheus::of_all(&binary, &[&demo.admin, &idle.admin]);
+        let prometheus = Prometheus::of_all(&binary, &[&demo.admin, &idle.admin], &[]);
         let mut empty = queries();
         assert!(empty.len() > 60, "{}", empty.len());
         // Some come with time: predictions need 33 answers of an engine, tokens a minute of traffic.

@@ -23,11 +23,11 @@ impl Prometheus {
 
     /// The same, with more arguments.
     pub fn with(binary: &Path, admin: &str, more: &[&str]) -> Prometheus {
-        Prometheus::of_all(binary, &[admin])
+        Prometheus::of_all(binary, &[admin], more)
     }
 
     /// The same for several gateways.
-    pub fn of_all(binary: &Path, admins: &[&str]) -> Prometheus {
+    pub fn of_all(binary: &Path, admins: &[&str], more: &[&str]) -> Prometheus {
         let folder = tempfile::tempdir().expect("a folder for its data");
         let targets: Vec<String> = admins.iter().map(|admin| format!("\"{}\"", authority(admin))).collect();
         let targets = targets.join(", ");
