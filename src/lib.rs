@@ -30,6 +30,8 @@
 //! | | [`record::burn`] | Windows, attainment, burn rate, budget. | [`record::burn::Burn`] |
 //! | | [`capacity`] | Replicas, memory and money for a forecast; waits in queues. | [`capacity::plan`](capacity::plan()), [`capacity::queueing`] |
 //! | | [`trace`] | Recorded traffic: readers of journals and public formats, windows and rates. | [`trace::TraceReader`], [`trace::Reshape`] |
+//! | | [`mod@record::journal`] | The format of the journal, read and written. | [`record::journal::JournalLine`] |
+//! | | [`record::trace`] | Trace context, and which traces are kept. | [`record::trace::TraceParent`] |
 //! | 2 settings, lines | [`config`] | YAML to checked settings, and again when it changes. | [`config::load`], [`config::Settings`] |
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
 //! | 3 shell | [`accept`] | Listeners, TLS, limits on clients, drain. | [`accept::Listener`], [`accept::Drain`] |
