@@ -12,6 +12,7 @@ pub mod key;
 mod logs;
 mod numbers;
 mod print;
+pub mod report;
 pub mod schema;
 pub mod serve;
 pub mod service;
@@ -46,6 +47,8 @@ enum Command {
     Engine(engine::EngineArgs),
     /// Find the highest request rate at which a service keeps its promises.
     Sweep(Box<sweep::SweepArgs>),
+    /// Compare sweeps, and write a report of them.
+    Report(report::ReportArgs),
     /// Ask a running gateway whether it is well.
     Health(health::HealthArgs),
 }
@@ -61,6 +64,7 @@ pub fn run() -> ExitCode {
         Command::Key(key) => key.run(),
         Command::Engine(engine) => engine.run(),
         Command::Sweep(sweep) => sweep.run(),
+        Command::Report(report) => report.run(),
         Command::Health(health) => health.run(),
     }
 }
