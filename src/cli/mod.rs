@@ -17,6 +17,7 @@ mod logs;
 mod numbers;
 pub mod plan;
 mod print;
+pub mod report;
 pub mod rules;
 pub mod schema;
 pub mod serve;
@@ -62,6 +63,8 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Find the highest request rate at which a service keeps its promises.
     Sweep(Box<sweep::SweepArgs>),
+    /// Compare sweeps, and write a report of them.
+    Report(report::ReportArgs),
     /// Ask a running gateway whether it is well.
     Health(health::HealthArgs),
     /// Show a running gateway: classes, seats, queues, engines, tenants.
@@ -83,6 +86,7 @@ pub fn run() -> ExitCode {
         Command::Engine(engine) => engine.run(),
         Command::Plan(plan) => plan.run(),
         Command::Sweep(sweep) => sweep.run(),
+        Command::Report(report) => report.run(),
         Command::Health(health) => health.run(),
         Command::Top(top) => top.run(),
     }

@@ -1,6 +1,7 @@
 //! Runs against scripted and simulated engines, in virtual time.
 
 mod knee;
+mod sweeps;
 
 use std::io;
 use std::net::IpAddr;
