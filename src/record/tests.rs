@@ -1067,6 +1067,8 @@ async fn the_number_of_series_is_that_of_the_page() {
             "goodput_slo_burn",
             "goodput_slo_window",
             "goodput_slo_budget",
+            "goodput_slo_target",
+            "goodput_slo_threshold",
             "goodput_rate{",
         ];
         fixed.iter().chain(&gauges).any(|start| name.starts_with(start))
