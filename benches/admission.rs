@@ -7,9 +7,11 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use goodput::admit::queue::{Aim, Ask, Reading, Scheduler, Settings, Standing, Ticket, WhenHopeless};
+use goodput::admit::queue::{
+    Deadline, LimitState, PrefillBudget, QueueRequest, QueueSettings, Scheduler, Ticket, WhenHopeless,
+};
 use goodput::clock::Clock;
-use goodput::units::{Priority, TenantId, Tick, Tokens};
+use goodput::types::{Priority, TenantId, Tick, Tokens};
 
 /// Requests that wait meanwhile.
 const WAITING: [usize; 3] = [10, 1_000, 100_000];
@@ -30,25 +32,25 @@ fn main() {
             turns.sort_unstable();
             turns[TURNS / 2]
         };
-        println!("{waiting:>9} {:>24} {:>24}", cost(Reading::NoLimit), cost(Reading::Tokens(Tokens(1024))));
+        println!("{waiting:>9} {:>24} {:>24}", cost(PrefillBudget::NoLimit), cost(PrefillBudget::Tokens(Tokens(1024))));
     }
 }
 
 /// Nanoseconds per admission: as many come as go, so that as many wait all the time.
-fn turn(waiting: usize, reading: Reading) -> u64 {
+fn turn(waiting: usize, reading: PrefillBudget) -> u64 {
     let clock = Clock::start();
-    let mut queue = Scheduler::new(Settings { max_waiting: waiting + 1, reading, ..Settings::default() });
-    let _nobody_waits = (queue.set_seats(64, Tick::ZERO), queue.set_readers(8, Tick::ZERO));
+    let mut queue = Scheduler::new(QueueSettings { max_waiting: waiting + 1, reading, ..QueueSettings::default() });
+    let _nobody_waits = (queue.set_seats(64, Tick::ZERO), queue.set_prefilling_engines(8, Tick::ZERO));
     let mut running = Vec::new();
     let mut number = 0;
     while queue.waiting() < waiting {
-        running.extend(queue.offer(&ask(number), at(number)).1.admitted);
+        running.extend(queue.offer(&request(number), at(number)).1.admitted);
         number += 1;
     }
     let begin = clock.now();
     for _ in 0..ADMISSIONS {
-        let (_, moves) = queue.offer(&ask(number), at(number));
-        running.extend(moves.admitted);
+        let (_, decisions) = queue.offer(&request(number), at(number));
+        running.extend(decisions.admitted);
         let ends = running.swap_remove((number % running.len() as u64) as usize);
         running.extend(read_and_release(&mut queue, ends, at(number)));
         number += 1;
@@ -69,17 +71,17 @@ fn at(number: u64) -> Tick {
 }
 
 /// Requests of many tenants in all ranks, as different as they come.
-fn ask(number: u64) -> Ask {
+fn request(number: u64) -> QueueRequest {
     let drawn = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    Ask {
+    QueueRequest {
         tenant: TenantId::from(format!("tenant-{}", drawn % TENANTS)),
-        rank: Priority::ALL[(drawn % 5) as usize],
+        priority: Priority::ALL[(drawn % 5) as usize],
         arrival: at(number),
-        aim: Aim::FirstToken { within: Duration::from_millis(500 + drawn % 100_000), lead: Duration::ZERO },
+        deadline: Deadline::FirstToken { within: Duration::from_millis(500 + drawn % 100_000), lead: Duration::ZERO },
         tokens: Tokens(200 + drawn % 1_000),
         prompt: Tokens(100 + drawn % 900),
-        leave_by: at(number) + Duration::from_secs(1 << 20),
+        timeout_at: at(number) + Duration::from_secs(1 << 20),
         when_hopeless: WhenHopeless::Demote,
-        standing: Standing::WithinLimits,
+        limit_state: LimitState::WithinLimits,
     }
 }

@@ -13,8 +13,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use goodput::clock::Clock;
-use goodput::lab::fleet::{Mix, Span, capacity};
-use goodput::lab::traffic::{Tally, Traffic, to};
+use goodput::sim::fleet::{Mix, RunSpan, capacity};
+use goodput::sim::traffic::{FlowStats, Traffic, to};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -36,15 +36,15 @@ fn main() -> Result<(), Failure> {
     }
     let mix = Mix { engines: ENGINES, ..Mix::published() };
     let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-    let rate = LOAD * capacity(&mix, &Span { warm_up: minutes(1), measured: minutes(10), after: minutes(1) });
+    let rate = LOAD * capacity(&mix, &RunSpan { warm_up: minutes(1), measured: minutes(10), after: minutes(1) });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let flows: Vec<&str> = mix.flows.iter().map(|flow| flow.flow.as_str()).collect();
     println!("| policy | met/s | {} |\n| --- | ---: |{}", flows.join(" | "), " ---: |".repeat(flows.len()));
     let mut late = Vec::new();
     for (name, pool) in POOLS {
-        let (tallies, lateness) = runtime.block_on(ask(&mix, rate, pool))?;
-        let met = tallies.iter().map(|tally| tally.met).sum::<u64>() as f64 / LASTS.as_secs_f64();
-        let cells: String = tallies.iter().map(|tally| format!(" {:.1} % |", 100.0 * attainment(tally))).collect();
+        let (flow_stats, lateness) = runtime.block_on(ask(&mix, rate, pool))?;
+        let met = flow_stats.iter().map(|stats| stats.met).sum::<u64>() as f64 / LASTS.as_secs_f64();
+        let cells: String = flow_stats.iter().map(|stats| format!(" {:.1} % |", 100.0 * attainment(stats))).collect();
         println!("| {name} | {met:.1} |{cells}");
         late.push(format!("{:.1} ms", lateness.as_secs_f64() * 1000.0));
     }
@@ -56,12 +56,12 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-fn attainment(tally: &Tally) -> f64 {
-    tally.met as f64 / (tally.met + tally.missed + tally.unanswered + tally.in_flight).max(1) as f64
+fn attainment(stats: &FlowStats) -> f64 {
+    stats.met as f64 / (stats.met + stats.missed + stats.unanswered + stats.in_flight).max(1) as f64
 }
 
 /// What clients saw, and how late the timers of this process were.
-async fn ask(mix: &Mix, rate: f64, pool: &str) -> Result<(Vec<Tally>, Duration), Failure> {
+async fn ask(mix: &Mix, rate: f64, pool: &str) -> Result<(Vec<FlowStats>, Duration), Failure> {
     let engines = (0..ENGINES).map(|number| engine(mix, number)).collect::<Result<Vec<_>, _>>()?;
     let mut gateway = serve(mix, &engines, pool)?;
     gateway.listens().await?;

@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::each;
-use goodput::admit::levels::{Action, Bounds, Level};
 use goodput::admit::limit::settings::{Allowance, Limits, Rate};
-use goodput::admit::queue::Reading;
-use goodput::lab::fleet::{Mix, Policy, Report, Scheduled, Span, capacity, run};
+use goodput::admit::overload_control::{Action, LoadBounds, OverloadLevel};
+use goodput::admit::queue::PrefillBudget;
 use goodput::route::settings::Concurrency;
-use goodput::units::{TenantId, Tokens};
+use goodput::sim::fleet::{GatewayScheduling, Mix, Policy, RunReport, RunSpan, capacity, run};
+use goodput::types::{TenantId, Tokens};
 use plotters::prelude::*;
 
 /// Loads of the curves, and those of the table.
@@ -35,8 +35,8 @@ const SEEDS: [u64; 4] = [1, 2, 3, 4];
 const MANY: u64 = 64;
 const FEW: u64 = 16;
 
-const SPAN: Span =
-    Span { warm_up: Duration::from_secs(60), measured: Duration::from_secs(600), after: Duration::from_secs(60) };
+const SPAN: RunSpan =
+    RunSpan { warm_up: Duration::from_secs(60), measured: Duration::from_secs(600), after: Duration::from_secs(60) };
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mix = Mix::published();
@@ -44,10 +44,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let policies = [
         ("round robin", Policy::RoundRobin),
         ("least connections", Policy::LeastConnections),
-        ("goodput", Policy::Scheduled(Scheduled::published())),
+        ("goodput", Policy::Scheduled(GatewayScheduling::published())),
         ("goodput, seats `auto`", Policy::Scheduled(auto())),
     ];
-    let curves: Vec<(&str, Vec<Report>)> = policies
+    let curves: Vec<(&str, Vec<RunReport>)> = policies
         .iter()
         .map(|(name, policy)| (*name, each(&LOADS, |load| run(&mix, policy, load * capacity, &SPAN))))
         .collect();
@@ -74,12 +74,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn auto() -> Scheduled {
-    Scheduled { seats: Concurrency::Auto, ..Scheduled::published() }
+fn auto() -> GatewayScheduling {
+    GatewayScheduling { seats: Concurrency::Auto, ..GatewayScheduling::published() }
 }
 
 /// Requests per second that kept their promise, and attainment by flow.
-fn headline(mix: &Mix, curves: &[(&str, Vec<Report>)]) -> String {
+fn headline(mix: &Mix, curves: &[(&str, Vec<RunReport>)]) -> String {
     let mut table = head(mix, &["load", "policy", "met/s"]);
     for load in TOLD {
         let at = LOADS.iter().position(|candidate| *candidate == load).expect("it is one of them");
@@ -121,7 +121,7 @@ struct Losses {
 
 impl Losses {
     /// `pair` runs once without and once with it, at a seed.
-    fn of(seeds: u64, pair: impl Fn(u64) -> (Report, Report) + Sync) -> Losses {
+    fn of(seeds: u64, pair: impl Fn(u64) -> (RunReport, RunReport) + Sync) -> Losses {
         let mut by_tenant: BTreeMap<_, Vec<f64>> = BTreeMap::new();
         let mut flood = (0, 0);
         for (without, with) in each(&(0..seeds).collect::<Vec<_>>(), |seed| pair(100 + seed)) {
@@ -153,7 +153,7 @@ const LOSSES: &str = "| load | policy | most that a tenant of a strict class los
 
 /// What the flooding tenant does to the others, and what next to nothing does.
 fn flood(mix: &Mix, capacity: f64) -> String {
-    let ours = Policy::Scheduled(Scheduled::published());
+    let ours = Policy::Scheduled(GatewayScheduling::published());
     let mut table = String::from(LOSSES);
     for load in [0.5, 0.8, 1.0, OVERLOAD] {
         for (name, policy, seeds) in [("least connections", &Policy::LeastConnections, FEW), ("goodput", &ours, MANY)] {
@@ -191,10 +191,10 @@ fn meetable(mix: &Mix, capacity: f64) -> String {
     const TOKENS: u64 = 2000;
     let whole = Allowance { tokens: Rate::new(300_000, None).ok(), ..Allowance::default() };
     let limits = BTreeMap::from([(TenantId::from("flood"), Limits { whole, ..Limits::default() })]);
-    let limited = Policy::Scheduled(Scheduled { limits, ..Scheduled::published() });
+    let limited = Policy::Scheduled(GatewayScheduling { limits, ..GatewayScheduling::published() });
     let policies = [
         ("least connections", Policy::LeastConnections),
-        ("goodput", Policy::Scheduled(Scheduled::published())),
+        ("goodput", Policy::Scheduled(GatewayScheduling::published())),
         ("goodput, limits", limited),
     ];
     let mut table = String::from(LOSSES);
@@ -218,7 +218,7 @@ fn seats(mix: &Mix, capacity: f64) -> String {
     let mut table = head(mix, &["seats per engine", "met/s"]);
     for seats in [8, 16, 24, 32, 48, 64] {
         let fixed = Concurrency::Fixed(NonZeroU32::new(seats).expect("not zero"));
-        let policy = Policy::Scheduled(Scheduled { seats: fixed, ..Scheduled::published() });
+        let policy = Policy::Scheduled(GatewayScheduling { seats: fixed, ..GatewayScheduling::published() });
         row(&mut table, mix, &[&seats.to_string()], &run(mix, &policy, OVERLOAD * capacity, &SPAN));
     }
     row(&mut table, mix, &["`auto`"], &run(mix, &Policy::Scheduled(auto()), OVERLOAD * capacity, &SPAN));
@@ -229,21 +229,22 @@ fn seats(mix: &Mix, capacity: f64) -> String {
 fn parts(mix: &Mix, capacity: f64) -> String {
     let mut table = head(mix, &["`prefill_tokens_per_engine`", "seats", "met/s"]);
     for (told, reading) in readings() {
-        for (name, seats) in [("32", Scheduled::published().seats), ("`auto`", Concurrency::Auto)] {
-            let policy = Policy::Scheduled(reads(reading, Scheduled { seats, ..Scheduled::published() }));
+        for (name, seats) in [("32", GatewayScheduling::published().seats), ("`auto`", Concurrency::Auto)] {
+            let policy =
+                Policy::Scheduled(reads(reading, GatewayScheduling { seats, ..GatewayScheduling::published() }));
             row(&mut table, mix, &[&told, name], &run(mix, &policy, OVERLOAD * capacity, &SPAN));
         }
     }
     table
 }
 
-fn readings() -> Vec<(String, Reading)> {
-    let fixed = [512, 1024, 2048, 4096].map(|tokens| (tokens.to_string(), Reading::Tokens(Tokens(tokens))));
-    let words = [("`off`".to_owned(), Reading::NoLimit), ("`auto`".to_owned(), Reading::Auto)];
+fn readings() -> Vec<(String, PrefillBudget)> {
+    let fixed = [512, 1024, 2048, 4096].map(|tokens| (tokens.to_string(), PrefillBudget::Tokens(Tokens(tokens))));
+    let words = [("`off`".to_owned(), PrefillBudget::NoLimit), ("`auto`".to_owned(), PrefillBudget::Auto)];
     words.into_iter().chain(fixed).collect()
 }
 
-fn reads(reading: Reading, mut settings: Scheduled) -> Scheduled {
+fn reads(reading: PrefillBudget, mut settings: GatewayScheduling) -> GatewayScheduling {
     settings.queue.reading = reading;
     settings
 }
@@ -263,7 +264,7 @@ fn steps(mix: &Mix) -> String {
         let capacity = capacity(&mix, &SPAN);
         write!(table, "| {step_tokens} | {capacity:.1} |").expect(TAKES);
         for met in each(&readings, |(_, reading)| {
-            let policy = Policy::Scheduled(reads(*reading, Scheduled::published()));
+            let policy = Policy::Scheduled(reads(*reading, GatewayScheduling::published()));
             run(&mix, &policy, OVERLOAD * capacity, &SPAN).goodput()
         }) {
             write!(table, " {met:.1} |").expect(TAKES);
@@ -278,8 +279,8 @@ fn levers(capacity: f64) -> String {
     let mut mix = Mix::published();
     mix.flows.iter_mut().filter(|flow| flow.flow == "chat").for_each(|chat| chat.reasoning = 0.5);
     let level = |class: &str, action| {
-        let bounds = |millis| Bounds { queue_wait: Some(Duration::from_millis(millis)), ..Bounds::default() };
-        let levels = vec![Level { action, enter: bounds(200), leave: bounds(100), hold: Level::HOLD }];
+        let bounds = |millis| LoadBounds { queue_wait: Some(Duration::from_millis(millis)), ..LoadBounds::default() };
+        let levels = vec![OverloadLevel { action, enter: bounds(200), leave: bounds(100), hold: OverloadLevel::HOLD }];
         vec![(class.to_owned(), levels)]
     };
     let (chat, agent) = ("chat_interactive", "agent");
@@ -293,7 +294,7 @@ fn levers(capacity: f64) -> String {
     ];
     let mut table = head(&mix, &["level", "answers made shorter", "met/s"]);
     for (name, degrade, overflow) in levers {
-        let policy = Policy::Scheduled(Scheduled { degrade, overflow, ..Scheduled::published() });
+        let policy = Policy::Scheduled(GatewayScheduling { degrade, overflow, ..GatewayScheduling::published() });
         let report = run(&mix, &policy, BEYOND * capacity, &SPAN);
         row(&mut table, &mix, &[name, &report.shortened.to_string()], &report);
     }
@@ -308,7 +309,7 @@ fn seeds() -> String {
         let mix = Mix { seed: *seed, ..Mix::published() };
         let rate = OVERLOAD * capacity(&mix, &SPAN);
         let theirs = run(&mix, &Policy::LeastConnections, rate, &SPAN).goodput();
-        (*seed, theirs, run(&mix, &Policy::Scheduled(Scheduled::published()), rate, &SPAN).goodput())
+        (*seed, theirs, run(&mix, &Policy::Scheduled(GatewayScheduling::published()), rate, &SPAN).goodput())
     }) {
         writeln!(table, "| {seed} | {theirs:.1} | {ours:.1} | {:.1} |", ours / theirs).expect(TAKES);
     }
@@ -320,7 +321,7 @@ fn head(mix: &Mix, columns: &[&str]) -> String {
     format!("| {} |\n|{}\n", flows.join(" | "), " ---: |".repeat(flows.len()))
 }
 
-fn row(table: &mut String, mix: &Mix, first: &[&str], report: &Report) {
+fn row(table: &mut String, mix: &Mix, first: &[&str], report: &RunReport) {
     write!(table, "| {} | {:.1} |", first.join(" | "), report.goodput()).expect(TAKES);
     for flow in &mix.flows {
         write!(table, " {:.1} % |", 100.0 * report.flow(&flow.flow).attainment()).expect(TAKES);
@@ -351,7 +352,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(180, 40, 60),
 ];
 
-fn draw_goodput(path: &Path, curves: &[(&str, Vec<Report>)]) -> Result<(), Box<dyn Error>> {
+fn draw_goodput(path: &Path, curves: &[(&str, Vec<RunReport>)]) -> Result<(), Box<dyn Error>> {
     let root = SVGBackend::new(path, (760, 420)).into_drawing_area();
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
@@ -376,7 +377,7 @@ fn draw_goodput(path: &Path, curves: &[(&str, Vec<Report>)]) -> Result<(), Box<d
     Ok(root.present()?)
 }
 
-fn draw_classes(path: &Path, mix: &Mix, curves: &[(&str, Vec<Report>)]) -> Result<(), Box<dyn Error>> {
+fn draw_classes(path: &Path, mix: &Mix, curves: &[(&str, Vec<RunReport>)]) -> Result<(), Box<dyn Error>> {
     let root = SVGBackend::new(path, (760, 420)).into_drawing_area();
     root.fill(&WHITE)?;
     for (area, (name, reports)) in root.split_evenly((1, 2)).iter().zip([&curves[1], &curves[2]]) {

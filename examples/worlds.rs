@@ -18,8 +18,10 @@ use std::time::Duration;
 use clap::Parser;
 use common::each;
 use goodput::judge::Outcome;
-use goodput::lab::fleet::{Befalls, Flood, Mix, Peer, Policy, Report, Scenario, Scheduled, Span, capacity, run_in};
 use goodput::route::settings::Concurrency;
+use goodput::sim::fleet::{
+    Flood, GatewayScheduling, Incident, Mix, Peer, Policy, RunReport, RunSpan, Scenario, capacity, run_in,
+};
 
 #[derive(Clone, Parser)]
 #[command(about = "The second world: policies in virtual time, as tables")]
@@ -96,9 +98,9 @@ struct Row {
     gateways: NonZeroU32,
     policy: String,
     /// By seed.
-    reports: Vec<Report>,
+    reports: Vec<RunReport>,
     /// The same without the floods, where there are any.
-    calm: Vec<Report>,
+    calm: Vec<RunReport>,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -134,7 +136,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 struct World<'a> {
     options: &'a Options,
     mix: Mix,
-    span: Span,
+    span: RunSpan,
     /// Requests per second at a load of 1.
     one: f64,
 }
@@ -157,9 +159,12 @@ impl World<'_> {
             mix.slowness.clone_from(&options.speeds);
         }
         let seconds = Duration::from_secs_f64;
-        let span =
-            Span { warm_up: seconds(options.warm), measured: seconds(options.measure), after: seconds(options.after) };
-        let one = mix.load_of_one.unwrap_or_else(|| capacity(&mix, &Span { after: Duration::ZERO, ..span }));
+        let span = RunSpan {
+            warm_up: seconds(options.warm),
+            measured: seconds(options.measure),
+            after: seconds(options.after),
+        };
+        let one = mix.load_of_one.unwrap_or_else(|| capacity(&mix, &RunSpan { after: Duration::ZERO, ..span }));
         Ok(World { options, mix, span, one })
     }
 
@@ -207,7 +212,7 @@ impl World<'_> {
 }
 
 fn policy_of(name: &str) -> Result<Policy, Box<dyn Error>> {
-    let scheduled = |seats| Policy::Scheduled(Scheduled { seats, ..Scheduled::published() });
+    let scheduled = |seats| Policy::Scheduled(GatewayScheduling { seats, ..GatewayScheduling::published() });
     let parts: Vec<&str> = name.split(':').collect();
     let seconds = |all: [u64; 4]| all.map(Duration::from_secs);
     Ok(match parts[..] {
@@ -223,17 +228,17 @@ fn policy_of(name: &str) -> Result<Policy, Box<dyn Error>> {
     })
 }
 
-fn event_of(text: &str) -> Result<(Duration, Befalls), Box<dyn Error>> {
+fn event_of(text: &str) -> Result<(Duration, Incident), Box<dyn Error>> {
     let parts: Vec<&str> = text.split(':').collect();
     let seconds = |text: &str| Ok::<_, Box<dyn Error>>(Duration::from_secs_f64(text.parse()?));
     Ok(match parts[..] {
         [at, "restart", engine, down] => {
-            (seconds(at)?, Befalls::EngineRestarts { engine: engine.parse()?, down: seconds(down)? })
+            (seconds(at)?, Incident::EngineRestarts { engine: engine.parse()?, down: seconds(down)? })
         }
         [at, "slow", engine, times] => {
-            (seconds(at)?, Befalls::EngineSlows { engine: engine.parse()?, times: times.parse()? })
+            (seconds(at)?, Incident::EngineSlows { engine: engine.parse()?, times: times.parse()? })
         }
-        [at, "gateway", gateway] => (seconds(at)?, Befalls::GatewayRestarts { gateway: gateway.parse()? }),
+        [at, "gateway", gateway] => (seconds(at)?, Incident::GatewayRestarts { gateway: gateway.parse()? }),
         _ => return Err(format!("there is no event {text}").into()),
     })
 }
@@ -269,25 +274,25 @@ fn table(mix: &Mix, options: &Options, rows: &[Row]) -> String {
         if shared {
             write!(table, " {} | {} |", row.gateways, other(row, &row.policy, NonZeroU32::MIN)).expect(TAKES);
         }
-        let (met, least) = (mean_of(reports, Report::goodput), other(row, "leastconn", row.gateways));
+        let (met, least) = (mean_of(reports, RunReport::goodput), other(row, "leastconn", row.gateways));
         write!(table, " {met:.2} | {least} |").expect(TAKES);
         for flow in &flows {
             let attainment = mean_of(reports, |report| 100.0 * report.flow(flow).attainment());
             write!(table, " {attainment:.1} |").expect(TAKES);
         }
-        let off: Vec<f64> = reports.iter().filter_map(Report::prediction_error).map(|off| 100.0 * off).collect();
+        let off: Vec<f64> = reports.iter().filter_map(RunReport::prediction_error).map(|off| 100.0 * off).collect();
         let off = if off.is_empty() { "-".to_owned() } else { format!("{:.0} %", mean(&off)) };
         let (seats, running) = standing(reports, options);
         let hits = mean_of(reports, |report| report.engines.hit_rate());
         let preempted = mean_of(reports, |report| report.engines.preemptions as f64);
-        let missed = counted(reports.iter().map(Report::all).flat_map(|score| score.missed));
+        let missed = counted(reports.iter().map(RunReport::all).flat_map(|score| score.missed));
         writeln!(table, " {seats} | {running:.0} | {off} | {hits:.3} | {preempted:.0} | {missed} |").expect(TAKES);
     }
     table
 }
 
 /// Met per second over that of others, seed by seed.
-fn ratio(own: &[Report], others: &[Report]) -> f64 {
+fn ratio(own: &[RunReport], others: &[RunReport]) -> f64 {
     let pairs = own.iter().zip(others);
     mean(&pairs.map(|(own, other)| own.goodput() / other.goodput().max(1e-9)).collect::<Vec<_>>())
 }
@@ -322,7 +327,7 @@ fn losses(mix: &Mix, options: &Options, rows: &[Row]) -> Result<String, Box<dyn 
 }
 
 /// Points of attainment that each tenant loses in each flow, where there are 20 requests of it.
-fn lost(calm: &Report, flooded: &Report) -> BTreeMap<(usize, String), f64> {
+fn lost(calm: &RunReport, flooded: &RunReport) -> BTreeMap<(usize, String), f64> {
     let both = calm.tenants.iter().filter_map(|(key, calm)| Some((key, calm, flooded.tenants.get(key)?)));
     let told = both.filter(|(_, calm, flooded)| calm.judged() >= 20 && flooded.judged() >= 20);
     told.map(|((flow, tenant), calm, flooded)| {
@@ -333,7 +338,7 @@ fn lost(calm: &Report, flooded: &Report) -> BTreeMap<(usize, String), f64> {
 
 /// The mean number of seats per engine, with its least and most, and of requests in a batch,
 /// while arrivals count.
-fn standing(reports: &[Report], options: &Options) -> (String, f64) {
+fn standing(reports: &[RunReport], options: &Options) -> (String, f64) {
     let (mut seats, mut running) = (Vec::new(), Vec::new());
     for look in reports.iter().flat_map(|report| &report.looks) {
         let at = look.at.as_nanos() as f64 / 1e9;
@@ -350,7 +355,7 @@ fn standing(reports: &[Report], options: &Options) -> (String, f64) {
 }
 
 /// Every five seconds, per engine.
-fn seats_over_time(report: &Report) -> String {
+fn seats_over_time(report: &RunReport) -> String {
     let looks = report.looks.iter().step_by(5).map(|look| {
         let engines = look.engines.len();
         let (running, waiting) = look.engines.iter().fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
@@ -361,7 +366,7 @@ fn seats_over_time(report: &Report) -> String {
 }
 
 /// Attainment of all requests that arrived in each step of time.
-fn over_time(reports: &[Report], width: u64) -> String {
+fn over_time(reports: &[RunReport], width: u64) -> String {
     let mut steps: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for told in reports.iter().flat_map(|report| &report.told) {
         let step = steps.entry(told.arrived.as_nanos() / 1_000_000_000 / width.max(1)).or_default();
@@ -375,7 +380,7 @@ fn over_time(reports: &[Report], width: u64) -> String {
     told.collect::<Vec<_>>().join(" ")
 }
 
-fn misses(mix: &Mix, reports: &[Report]) -> String {
+fn misses(mix: &Mix, reports: &[RunReport]) -> String {
     let flows = flows_of(mix).into_iter().map(|flow| {
         let missed = reports.iter().flat_map(|report| report.flow(flow).missed);
         format!("{flow}: {}", counted(missed))
@@ -384,7 +389,7 @@ fn misses(mix: &Mix, reports: &[Report]) -> String {
 }
 
 /// Medians and 95th percentiles, in seconds; the last in milliseconds.
-fn times(mix: &Mix, reports: &[Report]) -> String {
+fn times(mix: &Mix, reports: &[RunReport]) -> String {
     let flows = flows_of(mix).into_iter().enumerate().map(|(number, flow)| {
         let told = reports.iter().flat_map(|report| &report.told).filter(|told| told.flow == number);
         let two = |mut all: Vec<f64>| {
@@ -408,7 +413,7 @@ fn counted(missed: impl Iterator<Item = (&'static str, u64)>) -> String {
     if told.is_empty() { "none".to_owned() } else { told.join(", ") }
 }
 
-fn mean_of(reports: &[Report], figure: impl Fn(&Report) -> f64) -> f64 {
+fn mean_of(reports: &[RunReport], figure: impl Fn(&RunReport) -> f64) -> f64 {
     mean(&reports.iter().map(figure).collect::<Vec<_>>())
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// The clock of the process. Copies share one origin.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use subtle::ConstantTimeEq;
 
-use crate::units::TenantId;
+use crate::types::TenantId;
 
 /// The alternative header for a key.
 const API_KEY: &str = "x-api-key";

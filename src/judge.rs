@@ -9,18 +9,18 @@
 //! request had come, and when an objective breaks. The rules in words are `docs/semantics.md`,
 //! sections 2 and 4.
 
+mod evaluate;
 mod fault;
 mod objectives;
 mod outcome;
 mod progress;
-mod pulse;
+mod progress_cell;
 #[cfg(test)]
 mod tests;
-mod weigh;
 
+pub use evaluate::{JudgeContext, ObjectiveState, Verdict, judge, judge_left, judge_refused};
 pub use fault::of_code;
 pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts, UploadRule};
 pub use outcome::{Excluded, Missed, Outcome};
 pub use progress::{Progress, breaks_at, is_broken_at};
-pub use pulse::ProgressCell;
-pub use weigh::{Case, ObjectiveState, Verdict, judge, judge_left, judge_refused};
+pub use progress_cell::ProgressCell;

@@ -11,22 +11,22 @@
 //!
 //! | layer | room | purpose | public face |
 //! | --- | --- | --- | --- |
-//! | 0 words | [`units`] | The words of the domain, with their units. | [`units::Tick`], [`units::Tokens`], [`units::Endpoint`] |
+//! | 0 words | [`types`] | The words of the domain, with their units. | [`types::Tick`], [`types::Tokens`], [`types::ApiPath`] |
 //! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
 //! | | [`json`] | One push tokenizer for requests, answers and events. | [`json::Tokenizer`] |
-//! | | [`framing`] | Where the body of an HTTP/1.1 message ends, how a head that repeats is known, and fields that come with a body. | [`framing::Framing`], [`framing::HeadCache`], [`framing::ResponseHeaders`] |
-//! | | `locks` | `parking_lot`'s locks; in unit tests also ones whose order of steps is tried. | |
+//! | | [`http1`] | Where the body of an HTTP/1.1 message ends, how a head that repeats is known, and fields that come with a body. | [`http1::Framing`], [`http1::HeadCache`], [`http1::ResponseHeaders`] |
+//! | | `sync` | `parking_lot`'s locks; in unit tests also ones whose order of steps is tried. | |
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
 //! | | [`classify`] | Which promise applies. | [`classify::Rules`] |
-//! | | [`admit::levels`] | What is given up for a class under load, and from when to when. | [`admit::levels::Ladder`], [`admit::levels::Level`] |
+//! | | [`admit::overload_control`] | What is given up for a class under load, and from when to when. | [`admit::overload_control::OverloadController`], [`admit::overload_control::OverloadLevel`] |
 //! | | [`admit::overload`] | What the levels in force leave of a request's route. | [`admit::overload::OverloadSnapshot`] |
 //! | | [`admit::spill`] | When a request that waits goes on to the next pool of its route. | [`admit::spill::SpillSearch`] |
 //! | | [`route`] | Which pools, which engine, and what comes after a failure; what engines' answers teach of latency and seats. | [`route::Routes`], [`route::Fleet`], [`route::retry`] |
 //! | | [`observe`] | Bytes of an answer with their moments to a timeline. | [`observe::Observer`], [`observe::Timeline`] |
 //! | | [`rewrite`] | Byte splices into bodies; removal of events that we caused. | [`rewrite::edits`](rewrite::edits()), [`rewrite::EventGate`] |
 //! | | [`judge`] | Did this request keep its promise? | [`judge::judge`](judge::judge()), [`judge::Verdict`] |
-//! | | [`refuse`] | Every early end: what the client is told, whose fault it is. | [`refuse::Rejection`] |
+//! | | [`reject`] | Every early end: what the client is told, whose fault it is. | [`reject::Rejection`] |
 //! | | [`record::burn`] | Windows, attainment, burn rate, budget. | [`record::burn::Burn`] |
 //! | | [`capacity`] | Replicas, memory and money for a forecast; waits in queues. | [`capacity::plan`](capacity::plan()), [`capacity::queueing`] |
 //! | | [`trace`] | Recorded traffic: readers of journals and public formats, windows and rates. | [`trace::TraceReader`], [`trace::Reshape`] |
@@ -35,21 +35,49 @@
 //! | 2 settings, lines | [`config`] | YAML to checked settings, and again when it changes. | [`config::load`], [`config::Settings`] |
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
 //! | 3 shell | [`accept`] | Listeners, TLS, limits on clients, drain. | [`accept::Listener`], [`accept::Drain`] |
-//! | | [`admit::desk`] | Where requests wait for a seat; `limit` (token budgets) and `queue` (the order) are pure. | [`admit::desk::Desk`], [`admit::desk::Seat`] |
-//! | | [`admit::shared`] | The tenants' limits where several gateways share them, in Redis or Valkey. | [`admit::shared::Store`] |
+//! | | [`admit::pool_queue`] | Where requests wait for a seat; `limit` (token budgets) and `queue` (the order) are pure. | [`admit::pool_queue::PoolQueue`], [`admit::pool_queue::Seat`] |
+//! | | [`admit::redis`] | The tenants' limits where several gateways share them, in Redis or Valkey. | [`admit::redis::RedisLimiter`] |
 //! | | [`route::probe`] | Health checks, engines' metrics, DNS. | [`route::probe::Probes`] |
-//! | | [`forward`] | One attempt: head held until the first token, then relay. | [`forward::open`](forward::open()), [`forward::Relay`] |
+//! | | [`forward`] | One attempt: head held until the first token, then relay. | [`forward::start`](forward::start()), [`forward::Relay`] |
 //! | | [`record`] | Written down once: metrics, the access line, the journal, spans. | [`record::Recorder`], [`record::ActiveRequest`] |
 //! | 4 story | [`gateway`] | The life of one request, told once. | [`gateway::Gateway`] |
 //! | | [`admin`] | The operators' port. | [`admin::router`] |
-//! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo, a whole fleet in virtual time. | [`lab::engine::SimEngine`], [`lab::fleet`] |
+//! | 5 tools | [`sim`] | Simulated engines, traffic, the demo, a whole fleet in virtual time. | [`sim::engine::SimEngine`], [`sim::fleet`] |
 //! | | [`load`] | Load on a service, open loop, and judged. | [`load::run`](load::run()), [`load::LoadRecord`] |
 //! | | [`cli`] | The commands. | [`cli::run`] |
 //!
 //! A room knows what lies below it, and the shell rooms do not know each other. Pure rooms know
 //! no sockets, runtime, files, environment, chance or clock: whatever they need is an argument.
 //! Rooms do not know `config`; each owns the type of its settings, and `config` builds it.
-//! `tests/house.rs` says which line strayed.
+//! `tests/architecture.rs` says which line strayed.
+//!
+//! # Glossary
+//!
+//! One word, one meaning, in code, docs, logs and metrics.
+//!
+//! | word | meaning | in the field |
+//! | --- | --- | --- |
+//! | class | objectives that must hold together on one request | SLO class |
+//! | objective | one threshold with its attainment | SLO objective |
+//! | tenant, key | who sends a request; an API key belongs to a tenant | LiteLLM team and key |
+//! | pool, engine | interchangeable replicas; one of them | Envoy cluster and endpoint |
+//! | route | model and class to pools, in order | Envoy route |
+//! | priority | critical, high, normal, low or batch | Kubernetes APF priority level |
+//! | seat | one concurrent request at an engine | Kubernetes APF seat |
+//! | concurrency limit | seats of an engine, fixed or found (`auto`) | adaptive concurrency |
+//! | request, attempt, response | what a client sends; one try at an engine; what comes back | hyper, Envoy |
+//! | connection, stream | a transport connection; one HTTP/2 stream on it | hyper, h2 |
+//! | prompt tokens, prefill, decode, output tokens | an engine's input, its two phases, its output | vLLM |
+//! | arrival, start, first token, last token, finish, end | clock points of a request | vLLM, GenAI conventions |
+//! | TTFT, TPOT, ITL, E2E | measures between clock points | all of them |
+//! | outcome | met, missed or excluded, once per request | good, bad and ignored event |
+//! | rejection | an early end that the gateway makes | tower, axum |
+//! | degradation, overload level | what is given up for a class under load | brown-out |
+//! | burn rate, budget, window | of an SLO | SRE workbook |
+//! | reservation, settle, refund | tokens set aside for a request, and their settlement | token bucket |
+//! | lease | tokens that a gateway took from the shared store | |
+//! | health, breaker, cool-down, retry budget | of an engine or its pool | Envoy outlier detection |
+//! | snapshot | the settings that a request keeps to its end | |
 //!
 //! # The life of a request
 //!
@@ -88,11 +116,11 @@
 //! use std::time::Duration;
 //!
 //! use bytes::Bytes;
-//! use goodput::judge::{Case, Missed, Objective, Objectives, Outcome, judge};
-//! use goodput::observe::{Ending, Expect, Observer, Reader, Watch};
-//! use goodput::units::{Dialect, Tick};
+//! use goodput::judge::{JudgeContext, Missed, Objective, Objectives, Outcome, judge};
+//! use goodput::observe::{Ending, ResponseExpectation, Observer, ResponseFormat, ObserverOptions};
+//! use goodput::types::{Dialect, Tick};
 //!
-//! let mut seen = Observer::new(Expect::stream(Dialect::Chat, Tick::ZERO), Reader::Events, 200, Watch::default());
+//! let mut seen = Observer::new(ResponseExpectation::stream(Dialect::Chat, Tick::ZERO), ResponseFormat::Events, 200, ObserverOptions::default());
 //! let mut to_the_client = Vec::new();
 //! for (millis, event) in [
 //!     (20, "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\"}}]}\n\n"), // no token
@@ -113,7 +141,7 @@
 //!     ttft: Some(Objective { threshold: Duration::from_millis(millis), attainment: 0.95 }),
 //!     ..Objectives::default()
 //! };
-//! let case = Case::of(Dialect::Chat);
+//! let case = JudgeContext::of(Dialect::Chat);
 //! assert_eq!(judge(&timeline, &ttft(1200), &case).outcome, Outcome::Met);
 //! assert_eq!(judge(&timeline, &ttft(500), &case).outcome, Outcome::Missed(Missed::Ttft));
 //! ```
@@ -139,19 +167,19 @@ pub mod clock;
 pub mod config;
 pub mod dial;
 pub mod forward;
-pub mod framing;
 pub mod gateway;
+pub mod http1;
 pub mod identify;
 pub mod inspect;
 pub mod json;
 pub mod judge;
-pub mod lab;
 pub mod load;
-mod locks;
 pub mod observe;
 pub mod record;
-pub mod refuse;
+pub mod reject;
 pub mod rewrite;
 pub mod route;
+pub mod sim;
+mod sync;
 pub mod trace;
-pub mod units;
+pub mod types;

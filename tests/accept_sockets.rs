@@ -12,7 +12,7 @@ use bytes::Bytes;
 use goodput::accept::settings::{Listen, Tls};
 use goodput::accept::{ConnectionServer, Drain, DrainPhase, IncomingRequest, Listener};
 use goodput::clock::Clock;
-use goodput::units::{ClientState, DisconnectReason};
+use goodput::types::{ClientState, DisconnectReason};
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Empty, Full};

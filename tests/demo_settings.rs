@@ -2,7 +2,7 @@
 
 use goodput::clock::Clock;
 use goodput::config::{ProcessEnvironment, load};
-use goodput::lab::demo;
+use goodput::sim::demo;
 
 #[tokio::test]
 async fn the_demos_settings_have_no_problem() {

@@ -16,9 +16,9 @@ use tokio::net::TcpListener;
 
 use goodput::clock::Clock;
 use goodput::dial::{Dial, EngineAddress, Roots, Scheme, Sockets, is_refusal};
-use goodput::forward::lines::{ConnPool, RequestWriter};
-use goodput::forward::{AttemptRequest, open};
-use goodput::route::settings::{Engines, Pool};
+use goodput::forward::conn_pool::{ConnPool, RequestWriter};
+use goodput::forward::{AttemptRequest, start};
+use goodput::route::settings::{EngineSource, PoolSettings};
 
 fn address(scheme: Scheme, host: &str, port: u16, name: Option<&str>) -> EngineAddress {
     EngineAddress { scheme, host: host.into(), port, base: "".into(), name: name.map(Arc::from) }
@@ -119,7 +119,7 @@ async fn an_answer_on_a_kept_line_is_heard_whenever_it_comes() {
     let to = Arc::new(address(Scheme::Http, "127.0.0.1", hasty_engine().await, None));
     let clock = Clock::start();
     let lines = Arc::new(ConnPool::new(Arc::new(Sockets::new()), clock));
-    let pool = Arc::new(Pool::with_defaults("p".into(), Engines::Static(vec![(*to).clone()])));
+    let pool = Arc::new(PoolSettings::with_defaults("p".into(), EngineSource::Static(vec![(*to).clone()])));
     let mut kept = 0;
     for _ in 0..1000 {
         let fields = [("host", &b"e"[..])].into_iter();
@@ -128,7 +128,7 @@ async fn an_answer_on_a_kept_line_is_heard_whenever_it_comes() {
         let call = AttemptRequest { lines, pool, engine: to.id(), address, request, fresh: false, at: clock.now() };
         let asked = tokio::spawn(async move {
             let mut call = Some(call);
-            let mut opening = poll_fn(|cx| Poll::Ready(open(call.take().unwrap(), cx))).await;
+            let mut opening = poll_fn(|cx| Poll::Ready(start(call.take().unwrap(), cx))).await;
             let begins_kept = opening.waits();
             let mut waits = begins_kept;
             let answer = poll_fn(|cx| match std::mem::take(&mut waits) {

@@ -19,7 +19,7 @@ use goodput::clock::Clock;
 use goodput::config;
 use goodput::record::journal::{HashKey, JournalHeader, JournalLine};
 use goodput::record::{EngineReport, Format, Recorder};
-use goodput::units::{EngineId, PoolId};
+use goodput::types::{EngineId, PoolId};
 use running::{Running, ask, attempt, get, until};
 use serde_json::Value;
 
@@ -124,13 +124,13 @@ fn readme_commands() -> Vec<String> {
 enum RunBy {
     /// `the_demo_runs_and_what_it_prints_can_be_pasted`
     Demo,
-    /// Whoever reads this: it is what runs this file. `tests/house.rs` holds `.ci/run` to it.
+    /// Whoever reads this: it is what runs this file. `tests/architecture.rs` holds `.ci/run` to it.
     Tests,
     /// `the_way_to_ones_own_engine`
     Way,
     /// `a_key_is_made`
     Key,
-    /// Its services run in `tests/e2e`; `tests/house.rs` checks the file. Docker is not at hand.
+    /// Its services run in `tests/e2e`; `tests/architecture.rs` checks the file. Docker is not at hand.
     Compose,
 }
 

@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 
 use super::head::ParsedHead;
-use crate::units::{ClientState, Tick};
+use crate::types::{ClientState, Tick};
 
 /// A request as received by a connection. The connection shares the head, from which it derives the next
 /// one: mostly equal, and then without a copy.

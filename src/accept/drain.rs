@@ -47,7 +47,7 @@ struct DrainState {
 
 impl Drain {
     /// Time for a response to report the drain limit and end.
-    pub const LAST_WORDS: Duration = Duration::from_secs(1);
+    pub const FINAL_GRACE: Duration = Duration::from_secs(1);
 
     /// In the phase `Open`.
     #[must_use]
@@ -88,13 +88,13 @@ impl Drain {
         clock.sleep_until(Some(clock.now() + shutdown.delay)).await;
         self.advance(DrainPhase::Draining);
         clock.sleep_until(Some(clock.now() + shutdown.drain)).await;
-        self.hurry(clock).await;
+        self.cut_now(clock).await;
     }
 
     /// The last phases without waiting for open responses: they are told, then cut.
-    pub async fn hurry(&self, clock: Clock) {
+    pub async fn cut_now(&self, clock: Clock) {
         self.advance(DrainPhase::Over);
-        clock.sleep_until(Some(clock.now() + Self::LAST_WORDS)).await;
+        clock.sleep_until(Some(clock.now() + Self::FINAL_GRACE)).await;
         self.advance(DrainPhase::Cut);
     }
 
@@ -110,7 +110,7 @@ impl Drain {
     }
 
     /// A watch of the phase for hand-written polls.
-    pub(super) fn ear(&self) -> DrainWatch {
+    pub(super) fn drain_watch(&self) -> DrainWatch {
         DrainWatch { drain: self.clone(), heard: DrainPhase::Open, bell: None }
     }
 }
@@ -125,7 +125,7 @@ pub(super) struct DrainWatch {
 
 impl DrainWatch {
     /// The phase, if it changed since the last call.
-    pub(super) fn poll_news(&mut self, cx: &mut Context<'_>) -> Option<DrainPhase> {
+    pub(super) fn poll_phase(&mut self, cx: &mut Context<'_>) -> Option<DrainPhase> {
         loop {
             let stale = self.bell.as_ref().is_none_or(|(_, waker)| !waker.will_wake(cx.waker()));
             let rang = stale && {
@@ -154,7 +154,7 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
-    use crate::units::Tick;
+    use crate::types::Tick;
 
     #[tokio::test(start_paused = true)]
     async fn the_phases_come_in_order_and_on_time() {
@@ -183,24 +183,24 @@ mod tests {
         );
     }
 
-    async fn hear(ear: &mut DrainWatch) -> Option<DrainPhase> {
-        std::future::poll_fn(|cx| Poll::Ready(ear.poll_news(cx))).await
+    async fn hear(drain_watch: &mut DrainWatch) -> Option<DrainPhase> {
+        std::future::poll_fn(|cx| Poll::Ready(drain_watch.poll_phase(cx))).await
     }
 
     #[tokio::test]
     async fn an_ear_hears_a_change_once_and_wakes_for_it() {
         let drain = Drain::new();
-        let mut ear = drain.ear();
-        assert_eq!(hear(&mut ear).await, None);
+        let mut drain_watch = drain.drain_watch();
+        assert_eq!(hear(&mut drain_watch).await, None);
         drain.advance(DrainPhase::Draining);
-        assert_eq!(hear(&mut ear).await, Some(DrainPhase::Draining));
-        assert_eq!(hear(&mut ear).await, None);
+        assert_eq!(hear(&mut drain_watch).await, Some(DrainPhase::Draining));
+        assert_eq!(hear(&mut drain_watch).await, None);
         drain.advance(DrainPhase::Leaving);
-        assert_eq!(hear(&mut ear).await, None, "there is no way back");
-        let mut ear = drain.ear();
+        assert_eq!(hear(&mut drain_watch).await, None, "there is no way back");
+        let mut drain_watch = drain.drain_watch();
         let mut told = Vec::new();
         let listen = std::future::poll_fn(|cx| {
-            while let Some(phase) = ear.poll_news(cx) {
+            while let Some(phase) = drain_watch.poll_phase(cx) {
                 told.push(phase);
             }
             if told.last() == Some(&DrainPhase::Cut) { Poll::Ready(()) } else { Poll::Pending }

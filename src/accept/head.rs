@@ -7,18 +7,18 @@ use std::sync::{Arc, OnceLock};
 use http::header::{CONNECTION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use http::request::Parts;
 
-use super::id::X_REQUEST_ID;
-use super::strict;
-use crate::units::{Endpoint, InvalidHead, PathError};
+use super::request_id::X_REQUEST_ID;
+use crate::http1::request_rules;
+use crate::types::{ApiPath, InvalidHead, PathError};
 
 /// A request's head. Properties needed for every head are derived once, and remain valid for a head that
-/// differs only in free values ([`framing::HeadCache`](crate::framing::HeadCache)), because the target, the
+/// differs only in free values ([`http1::HeadCache`](crate::http1::HeadCache)), because the target, the
 /// header names and all values used here are then equal.
 #[derive(Clone, Debug)]
 pub struct ParsedHead {
     parts: Parts,
     refused: Option<InvalidHead>,
-    endpoint: Result<Endpoint, PathError>,
+    endpoint: Result<ApiPath, PathError>,
     has_id: bool,
     has_coding: bool,
     has_connection: bool,
@@ -30,9 +30,9 @@ impl ParsedHead {
     /// Derives the properties of a parsed head.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let refused = strict::check(&parts).err();
+        let refused = request_rules::check(&parts).err();
         let has = |name| parts.headers.contains_key(name);
-        let endpoint = Endpoint::find(parts.method.as_str(), parts.uri.path());
+        let endpoint = ApiPath::find(parts.method.as_str(), parts.uri.path());
         let (has_id, has_coding, has_connection) = (has(X_REQUEST_ID), has(CONTENT_ENCODING), has(CONNECTION));
         ParsedHead { refused, endpoint, has_id, has_coding, has_connection, parts, memo: OnceLock::new() }
     }
@@ -42,7 +42,7 @@ impl ParsedHead {
     /// # Errors
     /// The first violation.
     pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), InvalidHead> {
-        strict::check_size(&self.parts, max_head, max_header_lines)?;
+        request_rules::check_size(&self.parts, max_head, max_header_lines)?;
         self.refused.map_or(Ok(()), Err)
     }
 
@@ -50,7 +50,7 @@ impl ParsedHead {
     ///
     /// # Errors
     /// None does.
-    pub fn endpoint(&self) -> Result<Endpoint, PathError> {
+    pub fn endpoint(&self) -> Result<ApiPath, PathError> {
         self.endpoint
     }
 

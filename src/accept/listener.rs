@@ -13,14 +13,14 @@ use tokio::task::{JoinError, JoinSet};
 use tower::Service;
 
 use super::body::IncomingRequest;
-use super::connections::AddressSlot;
-use super::door::{BoxError, ConnectionServer};
+use super::connection::{BoxError, ConnectionServer};
+use super::connection_limits::AddressSlot;
 use super::drain::{Drain, DrainPhase};
 use super::settings::Listen;
 use super::tls::{Certificates, TlsError};
 use crate::clock::Clock;
-use crate::framing::ResponseHeaders;
-use crate::units::{Doorstep, Tick};
+use crate::http1::ResponseHeaders;
+use crate::types::{ListenerStats, Tick};
 
 /// Why a listener did not start.
 #[derive(Debug, thiserror::Error)]
@@ -113,8 +113,8 @@ impl Listener {
 
     /// Sets the counters of what never becomes a request.
     #[must_use]
-    pub fn counting(self, doorstep: Doorstep) -> Self {
-        Listener { door: self.door.counting(doorstep), ..self }
+    pub fn counting(self, listener_stats: ListenerStats) -> Self {
+        Listener { door: self.door.counting(listener_stats), ..self }
     }
 
     /// Accepts until [`DrainPhase::Draining`], and resolves when the last connection has ended. Dropping it
@@ -158,7 +158,7 @@ impl Listener {
                 let (door, service) = (door.clone(), service.clone());
                 connections.spawn(async move {
                     let _place = place;
-                    door.receive_from(at_once(stream), Some(from), service).await;
+                    door.serve_from(at_once(stream), Some(from), service).await;
                 });
                 continue;
             }
@@ -171,7 +171,7 @@ impl Listener {
                 () = clock.sleep_until(pause.until), if pause.until.is_some() => pause.until = None,
                 () = clock.sleep_until(crowded.front().map(|one: &Crowded| one.until)), if !crowded.is_empty() => {
                     crowded.pop_front();
-                    door.doorstep().refused_connection();
+                    door.listener_stats().refused_connection();
                 }
                 accepted = socket.accept(), if newcomer.is_none() && pause.until.is_none() => match accepted {
                     Ok((stream, from)) => {
@@ -185,7 +185,7 @@ impl Listener {
                         } else if crowded.len() < MOST_CROWDED && door.connections().make_room_of(from, 1) {
                             crowded.push_back(Crowded { stream, from, until: clock.now() + UNTIL_IDLE_ENDS });
                         } else {
-                            door.doorstep().refused_connection();
+                            door.listener_stats().refused_connection();
                         }
                     }
                     Err(error) => pause.after(&error, clock.now()),

@@ -23,34 +23,33 @@
 //! A client that closes its writing half has left. After our side is closed the client may
 //! send for two more seconds, unread, so that a rejection reaches it before a reset does.
 //!
-//! [`ClientState`]: crate::units::ClientState
+//! [`ClientState`]: crate::types::ClientState
 
 mod body;
-mod connections;
+mod conn_state;
+mod connection;
+mod connection_limits;
 mod date;
-mod door;
+mod detect;
 mod drain;
+mod h2_send_buffer;
 mod head;
-mod http1;
-mod id;
+mod http1_connection;
 mod listener;
-mod peer;
+mod read_fairness;
+mod request_id;
+mod service;
 pub mod settings;
-mod shelf;
 mod socket;
-mod stall;
-mod stream;
-mod strict;
 #[cfg(test)]
 mod tests;
 mod tls;
-mod turnstile;
-mod version;
+mod write_stall;
 
 pub use body::{BodyError, IncomingRequest, RequestBody};
-pub use door::{BoxError, ConnectionServer};
+pub use connection::{BoxError, ConnectionServer};
 pub use drain::{Drain, DrainPhase};
 pub use head::ParsedHead;
-pub use id::made_id;
 pub use listener::{ListenError, Listener};
+pub use request_id::new_request_id;
 pub use tls::{Certificates, TlsError};

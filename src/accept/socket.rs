@@ -14,8 +14,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-use super::peer::ConnState;
-use super::stall::Stall;
+use super::conn_state::ConnState;
+use super::write_stall::Stall;
 
 /// A client's transport.
 pub(super) struct Socket<T> {

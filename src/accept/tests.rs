@@ -17,8 +17,8 @@ use tokio::task::JoinHandle;
 use super::settings::Listen;
 use super::{ConnectionServer, Drain, DrainPhase, IncomingRequest};
 use crate::clock::Clock;
-use crate::framing::ResponseHeaders;
-use crate::units::{ClientState, DisconnectReason, Tick};
+use crate::http1::ResponseHeaders;
+use crate::types::{ClientState, DisconnectReason, Tick};
 
 const GET: &[u8] = b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -125,7 +125,7 @@ impl House {
             async move { Ok::<_, Infallible>(Response::new(body)) }
         });
         let task = tokio::spawn(async move {
-            door.receive(theirs, service).await;
+            door.serve(theirs, service).await;
             clock.now()
         });
         (ours, task)

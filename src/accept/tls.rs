@@ -15,9 +15,9 @@ use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
+use super::detect::VERSIONS;
 use super::settings::Tls;
-use super::settings::papers::{BadPapers, certified, provider};
-use super::version::VERSIONS;
+use super::settings::pem::{PemError, certified, provider};
 use crate::clock::Clock;
 
 /// Why a certificate cannot be used.
@@ -160,10 +160,10 @@ fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsError> {
     let fit = certified(&certificates, &key).map_err(|bad| {
         let (file, key) = (tls.certificate_file.clone(), tls.private_key_file.clone());
         match bad {
-            BadPapers::NoCertificate => TlsError::NoCertificate { file },
-            BadPapers::NoKey => TlsError::NoKey { file: key },
-            BadPapers::NotAPair => TlsError::NotAPair { certificate: file, key },
-            BadPapers::Unfit(source) => TlsError::Unfit { file, source },
+            PemError::NoCertificate => TlsError::NoCertificate { file },
+            PemError::NoKey => TlsError::NoKey { file: key },
+            PemError::NotAPair => TlsError::NotAPair { certificate: file, key },
+            PemError::Unfit(source) => TlsError::Unfit { file, source },
         }
     })?;
     Ok((fit, hash.finalize()))

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{LONGEST, LONGEST_WISH, SharedView, plain};
 use crate::route::DrainError;
-use crate::units::{EngineId, PoolId};
+use crate::types::{EngineId, PoolId};
 
 /// What an operator wants of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]

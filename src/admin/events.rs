@@ -19,7 +19,7 @@ use super::page::{self, PageParts};
 use super::{AdminView, assets, plain};
 use crate::clock::Clock;
 use crate::record::HistorySpan;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Open pages that are kept up to date at one time.
 const VIEWERS: usize = 32;

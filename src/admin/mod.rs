@@ -57,7 +57,7 @@ use self::pages::MetricsPages;
 use self::reloads::Reloads;
 use self::status::{EngineStatus, GatewayStatus};
 use crate::clock::Clock;
-use crate::framing::ResponseHeaders;
+use crate::http1::ResponseHeaders;
 use crate::record::HistorySpan;
 use crate::route::DrainError;
 use tokio::sync::Semaphore;
@@ -985,7 +985,7 @@ mod tests {
         }
         let mut more = String::new();
         events_until(&mut body, &mut more, "7\u{202f}002 of").await;
-        assert_eq!(clock.now(), crate::units::Tick::from_millis(2000));
+        assert_eq!(clock.now(), crate::types::Tick::from_millis(2000));
         assert!(more.contains("event: classes\n") && !more.contains("event: pools\n"), "{more}");
     }
 

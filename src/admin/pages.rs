@@ -19,7 +19,7 @@ use parking_lot::Mutex as Lock;
 use tokio::sync::{Mutex, Notify};
 
 use crate::clock::Clock;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Most pages that are kept at a time.
 const MOST: usize = 4;

@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 
 use super::Reloaded;
 use crate::clock::Clock;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// From the beginning of a reload to that of the next one.
 const EVERY: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@
 //!
 //! Rules:
 //! - Each rate limit is a token bucket with a burst and a constant refill. A reservation counts as spent
-//!   at once, so that the retry time of a rejection ([`Exhausted::ForNow`]) does not depend on when other
+//!   at once, so that the retry time of a rejection ([`LimitExceeded::Retryable`]) does not depend on when other
 //!   requests end.
 //! - Usage beyond the reservation is debt, paid back by waiting and reported as 0 remaining. A running
 //!   request is never cut for it.
@@ -22,15 +22,15 @@
 //! Each operation is O(1) in the number of tenants, models and running requests; a tenant's requests share
 //! one lock, held briefly, plus one per limited model.
 
-pub(super) mod book;
-mod exhausted;
-pub(super) mod meter;
+pub(super) mod buckets;
 #[cfg(test)]
-mod orders;
+mod interleavings;
+mod limit_error;
 mod reservation;
 pub mod settings;
 #[cfg(test)]
 mod tests;
+pub(super) mod token_bucket;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -38,13 +38,13 @@ use std::sync::Arc;
 use ahash::RandomState;
 use dashmap::DashMap;
 
-pub use exhausted::{Exhausted, Limit, Scope, Standing};
-pub use reservation::Reservation;
+pub use limit_error::{LimitExceeded, LimitKind, LimitScope, LimitStatus};
+pub use reservation::LocalReservation;
 
-use crate::locks::Mutex;
-use crate::units::{TenantId, Tick, Tokens};
-use book::Book;
-use reservation::Slip;
+use crate::sync::Mutex;
+use crate::types::{TenantId, Tick, Tokens};
+use buckets::BucketSet;
+use reservation::BucketHold;
 use settings::Limits;
 
 /// The need of a request.
@@ -91,90 +91,99 @@ pub struct Used {
 
 /// The limits of all tenants. Outlives reloads.
 #[derive(Debug, Default)]
-pub struct Ledger {
-    accounts: DashMap<TenantId, Account, RandomState>,
+pub struct LocalLimiter {
+    all_buckets: DashMap<TenantId, TenantBuckets, RandomState>,
 }
 
 /// The buckets of one tenant. Lock order: the tenant's own first, then its model's.
 #[derive(Debug)]
-struct Account {
-    whole: Arc<Mutex<Book>>,
-    models: HashMap<Arc<str>, Arc<Mutex<Book>>, RandomState>,
+struct TenantBuckets {
+    whole: Arc<Mutex<BucketSet>>,
+    models: HashMap<Arc<str>, Arc<Mutex<BucketSet>>, RandomState>,
 }
 
-impl Ledger {
+impl LocalLimiter {
     /// Without tenants, nothing is limited.
     #[must_use]
     pub fn new() -> Self {
-        Ledger::default()
+        LocalLimiter::default()
     }
 
     /// Sets the limits. Spent amounts are kept and count against the new limit at once; tenants and models that
     /// are no longer named are removed. Name every tenant, also those without limits, so that a later limit
     /// knows the running requests.
     pub fn reload(&self, tenants: &BTreeMap<TenantId, Limits>, at: Tick) {
-        self.accounts.retain(|tenant, _| tenants.contains_key(tenant));
+        self.all_buckets.retain(|tenant, _| tenants.contains_key(tenant));
         for (tenant, limits) in tenants {
-            match self.accounts.get_mut(tenant) {
-                Some(mut account) => account.change(limits, at),
-                None => drop(self.accounts.insert(tenant.clone(), Account::new(limits, at))),
+            match self.all_buckets.get_mut(tenant) {
+                Some(mut tenant_buckets) => tenant_buckets.change(limits, at),
+                None => drop(self.all_buckets.insert(tenant.clone(), TenantBuckets::new(limits, at))),
             }
         }
     }
 
     /// Reserves what the request needs of every applicable limit, or nothing. Unknown tenants are not
     /// limited.
-    pub fn reserve(&self, tenant: &TenantId, model: &str, wanted: &Wanted, at: Tick) -> Result<Reservation, Exhausted> {
-        let Some([whole, model]) = self.books(tenant, model) else {
-            return Ok(Reservation::new([None, None], wanted.input));
+    pub fn reserve(
+        &self,
+        tenant: &TenantId,
+        model: &str,
+        wanted: &Wanted,
+        at: Tick,
+    ) -> Result<LocalReservation, LimitExceeded> {
+        let Some([whole, model]) = self.bucket_sets(tenant, model) else {
+            return Ok(LocalReservation::new([None, None], wanted.input));
         };
-        let slips = {
-            let mut locked = [whole.as_ref().map(|book| book.lock()), model.as_ref().map(|book| book.lock())];
-            weigh(locked.iter().flatten().map(|book| &**book), wanted, at)?;
-            locked.each_mut().map(|book| book.as_mut().map(|book| book.take(wanted, at)))
+        let holds = {
+            let mut locked = [
+                whole.as_ref().map(|bucket_set| bucket_set.lock()),
+                model.as_ref().map(|bucket_set| bucket_set.lock()),
+            ];
+            check_all(locked.iter().flatten().map(|bucket_set| &**bucket_set), wanted, at)?;
+            locked.each_mut().map(|bucket_set| bucket_set.as_mut().map(|bucket_set| bucket_set.take(wanted, at)))
         };
-        let [of_whole, of_model] = slips;
-        let slip = |(book, held)| Slip { book, held };
-        Ok(Reservation::new([whole.zip(of_whole).map(slip), model.zip(of_model).map(slip)], wanted.input))
+        let [of_whole, of_model] = holds;
+        let hold = |(bucket_set, held)| BucketHold { bucket_set, held };
+        Ok(LocalReservation::new([whole.zip(of_whole).map(hold), model.zip(of_model).map(hold)], wanted.input))
     }
 
     /// Records a request admitted elsewhere: takes what is left without owing more, and counts it as
     /// running.
-    pub fn note(&self, tenant: &TenantId, model: &str, wanted: &Wanted, at: Tick) -> Reservation {
-        let books = self.books(tenant, model).unwrap_or_default();
-        let slip = |book: Arc<Mutex<Book>>| {
-            let held = book.lock().take_what_is_left(wanted, at);
-            Slip { book, held }
+    pub fn note(&self, tenant: &TenantId, model: &str, wanted: &Wanted, at: Tick) -> LocalReservation {
+        let bucket_sets = self.bucket_sets(tenant, model).unwrap_or_default();
+        let hold = |bucket_set: Arc<Mutex<BucketSet>>| {
+            let held = bucket_set.lock().take_what_is_left(wanted, at);
+            BucketHold { bucket_set, held }
         };
-        Reservation::of_guest(books.map(|book| book.map(slip)), wanted.input)
+        LocalReservation::externally_admitted(bucket_sets.map(|bucket_set| bucket_set.map(hold)), wanted.input)
     }
 
     /// The state of the limits that apply to a tenant's requests for this model.
     #[must_use]
-    pub fn standings(&self, tenant: &TenantId, model: &str, at: Tick) -> Vec<Standing> {
-        let books = self.books(tenant, model).into_iter().flatten().flatten();
-        books.flat_map(|book| book.lock().standings(at).collect::<Vec<_>>()).collect()
+    pub fn statuses(&self, tenant: &TenantId, model: &str, at: Tick) -> Vec<LimitStatus> {
+        let bucket_sets = self.bucket_sets(tenant, model).into_iter().flatten().flatten();
+        bucket_sets.flat_map(|bucket_set| bucket_set.lock().statuses(at).collect::<Vec<_>>()).collect()
     }
 
     /// Number of a tenant's requests with a reservation.
     #[must_use]
     pub fn running(&self, tenant: &TenantId) -> u64 {
-        self.accounts.get(tenant).map_or(0, |account| account.whole.lock().running())
+        self.all_buckets.get(tenant).map_or(0, |tenant_buckets| tenant_buckets.whole.lock().running())
     }
 
     /// The tenant's buckets, and those for the model if any.
-    fn books(&self, tenant: &TenantId, model: &str) -> Option<[Option<Arc<Mutex<Book>>>; 2]> {
-        let account = self.accounts.get(tenant)?;
-        Some([Some(Arc::clone(&account.whole)), account.models.get(model).map(Arc::clone)])
+    fn bucket_sets(&self, tenant: &TenantId, model: &str) -> Option<[Option<Arc<Mutex<BucketSet>>>; 2]> {
+        let tenant_buckets = self.all_buckets.get(tenant)?;
+        Some([Some(Arc::clone(&tenant_buckets.whole)), tenant_buckets.models.get(model).map(Arc::clone)])
     }
 }
 
-impl Account {
+impl TenantBuckets {
     fn new(limits: &Limits, at: Tick) -> Self {
-        let whole = Arc::new(Mutex::new(Book::new(Scope::Tenant, &limits.whole, at)));
-        let mut account = Account { whole, models: HashMap::default() };
-        account.change(limits, at);
-        account
+        let whole = Arc::new(Mutex::new(BucketSet::new(LimitScope::Tenant, &limits.whole, at)));
+        let mut tenant_buckets = TenantBuckets { whole, models: HashMap::default() };
+        tenant_buckets.change(limits, at);
+        tenant_buckets
     }
 
     fn change(&mut self, limits: &Limits, at: Tick) {
@@ -182,10 +191,10 @@ impl Account {
         self.models.retain(|model, _| limits.models.contains_key(model));
         for (model, allowance) in &limits.models {
             match self.models.get(model) {
-                Some(book) => book.lock().change(allowance, at),
+                Some(bucket_set) => bucket_set.lock().change(allowance, at),
                 None => {
-                    let book = Book::new(Scope::Model, allowance, at);
-                    self.models.insert(Arc::clone(model), Arc::new(Mutex::new(book)));
+                    let bucket_set = BucketSet::new(LimitScope::Model, allowance, at);
+                    self.models.insert(Arc::clone(model), Arc::new(Mutex::new(bucket_set)));
                 }
             }
         }
@@ -194,8 +203,13 @@ impl Account {
 
 /// Checks the need against all buckets. "Never" takes precedence over "not now", and the longest wait is
 /// reported.
-fn weigh<'a>(books: impl Iterator<Item = &'a Book> + Clone, wanted: &Wanted, at: Tick) -> Result<(), Exhausted> {
-    books.clone().try_for_each(|book| book.can_ever_hold(wanted))?;
-    books.clone().try_for_each(Book::has_a_place)?;
-    Exhausted::for_the_longest(books.filter_map(|book| book.longest_wait(wanted, at))).map_or(Ok(()), Err)
+fn check_all<'a>(
+    bucket_sets: impl Iterator<Item = &'a BucketSet> + Clone,
+    wanted: &Wanted,
+    at: Tick,
+) -> Result<(), LimitExceeded> {
+    bucket_sets.clone().try_for_each(|bucket_set| bucket_set.can_ever_hold(wanted))?;
+    bucket_sets.clone().try_for_each(BucketSet::has_a_place)?;
+    LimitExceeded::for_the_longest(bucket_sets.filter_map(|bucket_set| bucket_set.longest_wait(wanted, at)))
+        .map_or(Ok(()), Err)
 }

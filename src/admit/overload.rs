@@ -8,13 +8,13 @@ use std::collections::{BTreeSet, HashMap};
 
 use ahash::RandomState;
 
-use super::levels::{InForce, Kind, Kinds, Ladder, Level};
-use crate::units::{ClassId, PoolId, Priority, Tick};
+use super::overload_control::{ActionKind, ActionKinds, ActiveActions, OverloadController, OverloadLevel};
+use crate::types::{ClassId, PoolId, Priority, Tick};
 
 /// The overload levels in force, of all classes.
 #[derive(Debug, Default)]
 pub struct OverloadSnapshot {
-    classes: HashMap<ClassId, InForce, RandomState>,
+    classes: HashMap<ClassId, ActiveActions, RandomState>,
     reserved: Vec<ReservedPools>,
 }
 
@@ -38,7 +38,7 @@ pub enum Reroute {
         /// The pools.
         pools: Vec<PoolId>,
         /// The actions that were applied to the request.
-        applied: Kinds,
+        applied: ActionKinds,
     },
     /// No pool: all are reserved for higher priorities.
     Shed {
@@ -55,16 +55,16 @@ impl OverloadSnapshot {
         &mut self,
         class: &ClassId,
         priority: Priority,
-        levels: &[Level],
-        ladder: &Ladder,
+        levels: &[OverloadLevel],
+        controller: &OverloadController,
         pools: impl FnOnce() -> BTreeSet<PoolId>,
     ) {
-        if ladder.level() == 0 {
+        if controller.level() == 0 {
             return;
         }
-        let in_force = InForce::at(levels, ladder.level());
+        let in_force = ActiveActions::at(levels, controller.level());
         if in_force.shed_lower {
-            let (class, until) = (class.clone(), ladder.sheds_until(levels));
+            let (class, until) = (class.clone(), controller.sheds_until(levels));
             self.reserved.push(ReservedPools { class, priority, pools: pools(), until });
         }
         self.classes.insert(class.clone(), in_force);
@@ -78,13 +78,13 @@ impl OverloadSnapshot {
 
     /// The actions in force for requests of a class.
     #[must_use]
-    pub fn of_class(&self, class: &ClassId) -> InForce {
+    pub fn of_class(&self, class: &ClassId) -> ActiveActions {
         self.classes.get(class).copied().unwrap_or_default()
     }
 
     /// The route of a request with these actions in force and this priority.
     #[must_use]
-    pub fn reroute(&self, in_force: &InForce, priority: Priority, route: &[PoolId]) -> Reroute {
+    pub fn reroute(&self, in_force: &ActiveActions, priority: Priority, route: &[PoolId]) -> Reroute {
         let reserved = |pool: &PoolId| {
             self.reserved.iter().find(|reserved| reserved.priority < priority && reserved.pools.contains(pool))
         };
@@ -96,12 +96,12 @@ impl OverloadSnapshot {
         if let (true, Some(ReservedPools { class, until, .. })) = (pools.is_empty(), route.first().and_then(reserved)) {
             return Reroute::Shed { class: class.clone(), until: *until };
         }
-        let mut applied = Kinds::default();
+        let mut applied = ActionKinds::default();
         if has_fewer {
-            applied.add(Kind::ShedLower);
+            applied.add(ActionKind::ShedLower);
         }
         if in_force.spill && pools.len() > 1 {
-            applied.add(Kind::Spill);
+            applied.add(ActionKind::Spill);
             pools.rotate_left(1);
         }
         Reroute::Pools { pools, applied }
@@ -112,7 +112,7 @@ impl OverloadSnapshot {
 mod tests {
     use std::time::Duration;
 
-    use super::super::levels::{Action, Bounds};
+    use super::super::overload_control::{Action, LoadBounds};
     use super::*;
 
     fn pool(name: &str) -> PoolId {
@@ -123,8 +123,8 @@ mod tests {
         names.iter().map(|name| pool(name)).collect()
     }
 
-    fn kinds(all: &[Kind]) -> Kinds {
-        let mut kinds = Kinds::default();
+    fn kinds(all: &[ActionKind]) -> ActionKinds {
+        let mut kinds = ActionKinds::default();
         all.iter().for_each(|kind| kinds.add(*kind));
         kinds
     }
@@ -132,27 +132,34 @@ mod tests {
     /// `voice`, of high priority, sheds lower ones from `main` for 10 s from 1 s on.
     fn voice_sheds() -> OverloadSnapshot {
         let hold = Duration::from_secs(10);
-        let levels = [Level { action: Action::ShedLower, enter: Bounds::default(), leave: Bounds::default(), hold }];
-        let mut ladder = Ladder::default();
-        ladder.force(1, Some(Tick::from_millis(1000)), Tick::ZERO);
+        let levels = [OverloadLevel {
+            action: Action::ShedLower,
+            enter: LoadBounds::default(),
+            leave: LoadBounds::default(),
+            hold,
+        }];
+        let mut controller = OverloadController::default();
+        controller.force(1, Some(Tick::from_millis(1000)), Tick::ZERO);
         let mut snapshot = OverloadSnapshot::default();
-        snapshot.add(&ClassId::from("voice"), Priority::High, &levels, &ladder, || [pool("main")].into());
+        snapshot.add(&ClassId::from("voice"), Priority::High, &levels, &controller, || [pool("main")].into());
         snapshot
     }
 
     #[test]
     fn a_class_at_no_level_is_not_there() {
         let mut snapshot = OverloadSnapshot::default();
-        snapshot.add(&ClassId::from("chat"), Priority::Normal, &[], &Ladder::default(), || panic!("not asked for"));
+        snapshot.add(&ClassId::from("chat"), Priority::Normal, &[], &OverloadController::default(), || {
+            panic!("not asked for")
+        });
         assert!(snapshot.is_empty());
-        assert_eq!(snapshot.of_class(&ClassId::from("chat")), InForce::default());
+        assert_eq!(snapshot.of_class(&ClassId::from("chat")), ActiveActions::default());
     }
 
     #[test]
     fn lower_priorities_lose_the_pools_of_a_class_that_sheds() {
         let snapshot = voice_sheds();
-        let reroute = |priority, route: &[&str]| snapshot.reroute(&InForce::default(), priority, &pools(route));
-        let left = Reroute::Pools { pools: pools(&["spare"]), applied: kinds(&[Kind::ShedLower]) };
+        let reroute = |priority, route: &[&str]| snapshot.reroute(&ActiveActions::default(), priority, &pools(route));
+        let left = Reroute::Pools { pools: pools(&["spare"]), applied: kinds(&[ActionKind::ShedLower]) };
         assert_eq!(reroute(Priority::Normal, &["main", "spare"]), left);
         let until = Some(Tick::from_millis(11_000));
         assert_eq!(reroute(Priority::Normal, &["main"]), Reroute::Shed { class: ClassId::from("voice"), until });
@@ -164,11 +171,11 @@ mod tests {
 
     #[test]
     fn a_class_that_spills_begins_with_the_next_pool() {
-        let (snapshot, spill) = (voice_sheds(), InForce { spill: true, ..InForce::default() });
+        let (snapshot, spill) = (voice_sheds(), ActiveActions { spill: true, ..ActiveActions::default() });
         let reroute = |route: &[&str]| snapshot.reroute(&spill, Priority::High, &pools(route));
-        let rotated = Reroute::Pools { pools: pools(&["b", "c", "a"]), applied: kinds(&[Kind::Spill]) };
+        let rotated = Reroute::Pools { pools: pools(&["b", "c", "a"]), applied: kinds(&[ActionKind::Spill]) };
         assert_eq!(reroute(&["a", "b", "c"]), rotated);
-        let alone = Reroute::Pools { pools: pools(&["a"]), applied: Kinds::default() };
+        let alone = Reroute::Pools { pools: pools(&["a"]), applied: ActionKinds::default() };
         assert_eq!(reroute(&["a"]), alone, "there is no next pool");
     }
 }

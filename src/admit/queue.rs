@@ -1,10 +1,10 @@
 //! The scheduler of one pool: which requests run, wait, or are rejected.
 //!
-//! Sans-IO: moments are arguments, results say what to do ([`Moves`]) and when to call again
+//! Sans-IO: moments are arguments, results say what to do ([`Decisions`]) and when to call again
 //! ([`Scheduler::next_deadline`]). The caller holds the lock, wakes waiting requests and returns seats.
 //!
 //! Order:
-//! 1. Requests within their tenants' usual demand (`usual`), then those beyond it, then those over their
+//! 1. Requests within their tenants' usual demand (`surge`), then those beyond it, then those over their
 //!    tenants' limits. Requests beyond usual demand run when no request before them waits that can still
 //!    meet its deadline, those over limits when no other waits; no guarantee covers either.
 //! 2. The highest waiting priority, unless another one's guaranteed share is due ([`Shares`]): a priority
@@ -29,8 +29,8 @@
 //! or without an objective): it is then rejected, never left waiting.
 //!
 //! A seat alone is not enough: outstanding prompts delay the first token and slow running sequences. With
-//! [`Reading::Auto`] prompts are dispatched by [`PrefillPace`], a token bucket that refills at the rate at
-//! which engines can prefill without breaking the TPOT; with [`Reading::Tokens`] a fixed number may be
+//! [`PrefillBudget::Auto`] prompts are dispatched by [`PrefillPace`], a token bucket that refills at the rate at
+//! which engines can prefill without breaking the TPOT; with [`PrefillBudget::Tokens`] a fixed number may be
 //! outstanding. The next request then runs when its prompt fits, and no other passes it meanwhile. Some of
 //! the budget is reserved: lower priorities may use only a part of it; requests that are infeasible, beyond
 //! usual demand or over limits a quarter, and those beyond usual demand only while engines have spare time
@@ -47,33 +47,33 @@
 //! Every operation is O(log n) in the waiting requests and tenants, plus the same for each request
 //! moved.
 
-mod ask;
-mod drain;
-mod lane;
-mod row;
+mod drain_rate;
+mod fair_queue;
+mod priority_band;
+mod request;
 mod shares;
+mod surge;
 #[cfg(test)]
 mod tests;
-mod usual;
 
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::units::{PrefillPace, Priority, TenantId, Tick, Tokens, seconds_up};
+use crate::types::{PrefillPace, Priority, TenantId, Tick, Tokens, seconds_up};
 
-pub use ask::{Aim, Ask, Moves, Standing, Ticket, TurnedAway, WhenHopeless, Why};
-pub use shares::{BadShares, Shares};
+pub use request::{Deadline, Decisions, LimitState, QueueRequest, RejectReason, Rejected, Ticket, WhenHopeless};
+pub use shares::{InvalidShares, Shares};
 
-use ask::Due;
-use drain::Drain;
-use lane::Place;
-use row::{Line, Row};
-use usual::UsualShares;
+use drain_rate::DrainRate;
+use fair_queue::QueuePosition;
+use priority_band::{Feasibility, PriorityBand};
+use request::QueueKey;
+use surge::SurgeDetector;
 
 /// Settings of a pool's queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct QueueSettings {
     /// Most waiting requests. 0: a request runs at once or is rejected.
     pub max_waiting: usize,
     /// How far a tenant's served tokens may exceed those of the least-served tenant before others go
@@ -82,20 +82,25 @@ pub struct Settings {
     /// Guaranteed shares of the priorities.
     pub shares: Shares,
     /// Limit of outstanding prompt tokens.
-    pub reading: Reading,
+    pub reading: PrefillBudget,
 }
 
-impl Default for Settings {
+impl Default for QueueSettings {
     /// 1000 requests, 65,536 tokens, default shares, automatic prefill pace.
     fn default() -> Self {
-        Settings { max_waiting: 1000, quantum: Tokens(65_536), shares: Shares::default(), reading: Reading::Auto }
+        QueueSettings {
+            max_waiting: 1000,
+            quantum: Tokens(65_536),
+            shares: Shares::default(),
+            reading: PrefillBudget::Auto,
+        }
     }
 }
 
 /// Limit of prompt tokens at one engine of requests without a first token. A longer prompt counts as the
 /// limit and has the engine to itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reading {
+pub enum PrefillBudget {
     /// Unlimited.
     NoLimit,
     /// This many.
@@ -113,36 +118,36 @@ fn threshold(pace: &PrefillPace, percent: u64) -> f64 {
 
 /// Prompt tokens that may be dispatched now; negative if dispatched in advance.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Bucket {
+struct PrefillBucket {
     /// Refilled by [`PrefillPace::per_second`].
     level: f64,
     /// Refilled by [`PrefillPace::spare`]; each dispatch takes from both.
     spare: f64,
 }
 
-impl Bucket {
-    const EMPTY: Bucket = Bucket { level: 0.0, spare: 0.0 };
-    const FULL: Bucket = Bucket { level: f64::INFINITY, spare: f64::INFINITY };
+impl PrefillBucket {
+    const EMPTY: PrefillBucket = PrefillBucket { level: 0.0, spare: 0.0 };
+    const FULL: PrefillBucket = PrefillBucket { level: f64::INFINITY, spare: f64::INFINITY };
 
     /// With this many tokens added, up to the pace's capacity.
-    fn filled(self, tokens: f64, spare: f64, pace: &PrefillPace) -> Bucket {
-        Bucket { level: (self.level + tokens).min(pace.burst), spare: (self.spare + spare).min(pace.burst) }
+    fn filled(self, tokens: f64, spare: f64, pace: &PrefillPace) -> PrefillBucket {
+        PrefillBucket { level: (self.level + tokens).min(pace.burst), spare: (self.spare + spare).min(pace.burst) }
     }
 
     /// After this many seconds.
-    fn after(self, seconds: f64, pace: &PrefillPace) -> Bucket {
+    fn after(self, seconds: f64, pace: &PrefillPace) -> PrefillBucket {
         let gained = |rate: f64| if rate.is_finite() { rate * seconds } else { f64::INFINITY };
         self.filled(gained(pace.per_second), gained(pace.spare), pace)
     }
 }
 
-impl Reading {
+impl PrefillBudget {
     /// The share of one of several gateways in front of the same engines.
     #[must_use]
-    pub fn shared_among(self, gateways: NonZeroU32) -> Reading {
+    pub fn shared_among(self, gateways: NonZeroU32) -> PrefillBudget {
         match self {
-            Reading::Tokens(each) => Reading::Tokens(Tokens((each.0 / u64::from(gateways.get())).max(1))),
-            Reading::NoLimit | Reading::Auto => self,
+            PrefillBudget::Tokens(each) => PrefillBudget::Tokens(Tokens((each.0 / u64::from(gateways.get())).max(1))),
+            PrefillBudget::NoLimit | PrefillBudget::Auto => self,
         }
     }
 }
@@ -179,14 +184,14 @@ impl Default for ClassQueue {
 /// The scheduler of one pool.
 #[derive(Debug)]
 pub struct Scheduler {
-    settings: Settings,
+    settings: QueueSettings,
     seats: usize,
     /// Number of engines that prefill.
-    readers: usize,
-    /// Current pace of [`Reading::Auto`].
+    prefilling_engines: usize,
+    /// Current pace of [`PrefillBudget::Auto`].
     pace: Option<PrefillPace>,
     /// State at `filled`.
-    bucket: Bucket,
+    bucket: PrefillBucket,
     filled: Tick,
     /// Outstanding prompt tokens.
     reading: u64,
@@ -198,37 +203,37 @@ pub struct Scheduler {
     turns: u64,
     /// In serving order: priorities within usual demand, priorities beyond it, priorities over their
     /// limits.
-    rows: Vec<Row>,
-    waiting: HashMap<Ticket, Waiting>,
-    running: HashMap<Ticket, Seated>,
+    bands: Vec<PriorityBand>,
+    waiting: HashMap<Ticket, QueuedRequest>,
+    running: HashMap<Ticket, RunningRequest>,
     /// When each waiting request must be rejected.
     alarms: BTreeSet<(Tick, Ticket)>,
     /// The last feasible start of requests that are demoted after it.
-    last_calls: BTreeSet<(Tick, Ticket)>,
-    drain: Drain,
-    usual: UsualShares,
+    latest_starts: BTreeSet<(Tick, Ticket)>,
+    drain: DrainRate,
+    usual: SurgeDetector,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct QueuedRequest {
     tenant: TenantId,
-    row: usize,
-    line: Line,
-    place: Place,
+    band: usize,
+    line: Feasibility,
+    place: QueuePosition,
     cost: u64,
     prompt: u64,
     /// Not later than that of the tenant's previous request with the same deadline.
-    last_call: Option<Tick>,
+    latest_start: Option<Tick>,
     /// Whether it is demoted after its last feasible start.
     steps: bool,
-    alarm: (Tick, Why),
+    alarm: (Tick, RejectReason),
 }
 
 #[derive(Debug)]
-struct Seated {
+struct RunningRequest {
     tenant: TenantId,
-    row: usize,
-    line: Line,
+    band: usize,
+    line: Feasibility,
     cost: u64,
     /// Prompt tokens it counts for until its first token.
     reading: u64,
@@ -236,7 +241,7 @@ struct Seated {
     taken: f64,
 }
 
-const RANKS: usize = Priority::ALL.len();
+const PRIORITIES: usize = Priority::ALL.len();
 
 /// Weight of the prefill time in the key. Beyond capacity, shortest job first meets more deadlines than
 /// earliest deadline first, which serves everybody slightly too late (Moore, *Management Science* 15, 1968,
@@ -253,125 +258,125 @@ const LARGEST: u64 = 1 << 40;
 const BEYOND_SHARE: u64 = 25;
 
 /// Percentage of the outstanding prompt tokens that a row may use together with all others.
-const fn reading_for(row: usize, line: Line) -> u64 {
-    const OF_RANKS: [u64; RANKS] = [100, 100, 90, 80, 70];
+const fn prefill_for(band: usize, line: Feasibility) -> u64 {
+    const OF_PRIORITIES: [u64; PRIORITIES] = [100, 100, 90, 80, 70];
     match line {
-        Line::Hopeful if row < RANKS => OF_RANKS[row],
-        Line::Hopeful if row < OVER_LIMIT => BEYOND_SHARE,
-        Line::Hopeful | Line::Hopeless => 25,
+        Feasibility::Feasible if band < PRIORITIES => OF_PRIORITIES[band],
+        Feasibility::Feasible if band < OVER_LIMIT => BEYOND_SHARE,
+        Feasibility::Feasible | Feasibility::Late => 25,
     }
 }
 
 /// `is_usual`: within the tenant's usual demand.
-fn row_of(ask: &Ask, is_usual: bool) -> usize {
-    let first = match ask.standing {
-        Standing::WithinLimits if is_usual => 0,
-        Standing::WithinLimits => RANKS,
-        Standing::OverLimit => OVER_LIMIT,
+fn band_of(request: &QueueRequest, is_usual: bool) -> usize {
+    let first = match request.limit_state {
+        LimitState::WithinLimits if is_usual => 0,
+        LimitState::WithinLimits => PRIORITIES,
+        LimitState::OverLimit => OVER_LIMIT,
     };
-    first + ask.rank as usize
+    first + request.priority as usize
 }
 
-fn cost_of(ask: &Ask) -> u64 {
-    ask.tokens.0.clamp(1, LARGEST)
+fn cost_of(request: &QueueRequest) -> u64 {
+    request.tokens.0.clamp(1, LARGEST)
 }
 
 /// First row of requests over their limits; those beyond usual demand come before.
-const OVER_LIMIT: usize = 2 * RANKS;
+const OVER_LIMIT: usize = 2 * PRIORITIES;
 
 impl Scheduler {
     /// An empty queue without seats, see [`Scheduler::set_seats`].
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
-        let rows = (0..3 * RANKS).map(|_| Row::new(settings.quantum.0)).collect();
+    pub fn new(settings: QueueSettings) -> Self {
+        let bands = (0..3 * PRIORITIES).map(|_| PriorityBand::new(settings.quantum.0)).collect();
         Scheduler {
             settings,
             seats: 0,
-            readers: 0,
+            prefilling_engines: 0,
             pace: None,
-            bucket: Bucket::EMPTY,
+            bucket: PrefillBucket::EMPTY,
             filled: Tick::ZERO,
             reading: 0,
             now: Tick::ZERO,
             tickets: 0,
             turns: 0,
-            rows,
+            bands,
             waiting: HashMap::new(),
             running: HashMap::new(),
             alarms: BTreeSet::new(),
-            last_calls: BTreeSet::new(),
-            drain: Drain::default(),
-            usual: UsualShares::default(),
+            latest_starts: BTreeSet::new(),
+            drain: DrainRate::default(),
+            usual: SurgeDetector::default(),
         }
     }
 
     /// Offers a request. Its ticket is among the moves if it is admitted or rejected; otherwise it
     /// waits.
-    pub fn offer(&mut self, ask: &Ask, at: Tick) -> (Ticket, Moves) {
-        let mut moves = self.begin(at);
+    pub fn offer(&mut self, request: &QueueRequest, at: Tick) -> (Ticket, Decisions) {
+        let mut decisions = self.begin(at);
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
-        let is_within = ask.standing == Standing::WithinLimits;
-        let is_usual = !is_within || self.usual.takes(&ask.tenant, ask.rank, cost_of(ask), self.now);
-        let waiting = self.stand(ask, row_of(ask, is_usual), ticket);
-        let refusal = if self.goes_at_once(&waiting) { None } else { self.refusal(ask, &waiting, &mut moves) };
+        let is_within = request.limit_state == LimitState::WithinLimits;
+        let is_usual = !is_within || self.usual.takes(&request.tenant, request.priority, cost_of(request), self.now);
+        let waiting = self.stand(request, band_of(request, is_usual), ticket);
+        let refusal = if self.goes_at_once(&waiting) { None } else { self.refusal(request, &waiting, &mut decisions) };
         match refusal {
             Some(why) => {
-                let away = self.turned_away(ticket, waiting.row, why);
-                moves.refused.push(away);
+                let away = self.turned_away(ticket, waiting.band, why);
+                decisions.refused.push(away);
             }
             None => {
                 self.enter(ticket, waiting);
-                self.fill(&mut moves);
+                self.fill(&mut decisions);
             }
         }
         self.end();
-        (ticket, moves)
+        (ticket, decisions)
     }
 
     /// A free seat that no request waits for, for a request that must not wait, such as a retry from another
     /// pool.
-    pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<Ticket> {
+    pub fn take_free_seat(&mut self, request: &QueueRequest, at: Tick) -> Option<Ticket> {
         self.now = self.now.max(at);
         self.refill_bucket();
         let next = Ticket(self.tickets + 1);
-        if !self.goes_at_once(&self.stand(ask, self.row_for(ask), next)) {
+        if !self.goes_at_once(&self.stand(request, self.band_for(request), next)) {
             return None;
         }
-        let (ticket, moves) = self.offer(ask, at);
-        debug_assert!(moves.admitted == [ticket] && moves.refused.is_empty(), "a free seat, and nobody waits");
+        let (ticket, decisions) = self.offer(request, at);
+        debug_assert!(decisions.admitted == [ticket] && decisions.refused.is_empty(), "a free seat, and nobody waits");
         Some(ticket)
     }
 
     /// Returns a seat; `used` are the tokens the request finally cost. A ticket without a seat has no
     /// effect.
-    pub fn release(&mut self, ticket: Ticket, used: Tokens, at: Tick) -> Moves {
-        let mut moves = self.begin(at);
+    pub fn release(&mut self, ticket: Ticket, used: Tokens, at: Tick) -> Decisions {
+        let mut decisions = self.begin(at);
         if let Some(seated) = self.running.remove(&ticket) {
             self.reading -= seated.reading;
             if let Some(pace) = self.pace.filter(|_| seated.reading > 0) {
                 self.bucket = self.bucket.filled(seated.taken, seated.taken, &pace);
             }
             let used = used.0.clamp(1, LARGEST);
-            self.rows[seated.row].correct(seated.line, &seated.tenant, seated.cost, used);
+            self.bands[seated.band].correct(seated.line, &seated.tenant, seated.cost, used);
         }
-        self.refill(&mut moves);
+        self.refill(&mut decisions);
         self.end();
-        moves
+        decisions
     }
 
     /// Records a request's first token: its prompt is prefilled, and the engine can take another one. Counts
     /// once.
-    pub fn read(&mut self, ticket: Ticket, at: Tick) -> Moves {
-        let mut moves = self.begin(at);
+    pub fn read(&mut self, ticket: Ticket, at: Tick) -> Decisions {
+        let mut decisions = self.begin(at);
         if let Some(seated) = self.running.get_mut(&ticket)
             && seated.reading > 0
         {
             self.reading -= std::mem::take(&mut seated.reading);
-            self.refill(&mut moves);
+            self.refill(&mut decisions);
         }
         self.end();
-        moves
+        decisions
     }
 
     /// Withdraws a waiting request. False if it does not wait. Requests that it blocked are admitted at the
@@ -384,11 +389,11 @@ impl Scheduler {
     }
 
     /// Rejects requests whose time is over, and admits those they blocked.
-    pub fn expire(&mut self, at: Tick) -> Moves {
-        let mut moves = self.begin(at);
-        self.fill_by_pace(&mut moves);
+    pub fn expire(&mut self, at: Tick) -> Decisions {
+        let mut decisions = self.begin(at);
+        self.fill_by_pace(&mut decisions);
         self.end();
-        moves
+        decisions
     }
 
     /// When [`Scheduler::expire`] must be called next.
@@ -406,34 +411,34 @@ impl Scheduler {
 
     /// Sets the number of seats. If fewer than occupied, none is admitted until enough are
     /// returned.
-    pub fn set_seats(&mut self, seats: usize, at: Tick) -> Moves {
+    pub fn set_seats(&mut self, seats: usize, at: Tick) -> Decisions {
         self.seats = seats;
-        let mut moves = self.begin(at);
-        self.fill(&mut moves);
+        let mut decisions = self.begin(at);
+        self.fill(&mut decisions);
         self.end();
-        moves
+        decisions
     }
 
-    /// Sets the number of engines that prefill, relevant if [`Settings::reading`] limits
+    /// Sets the number of engines that prefill, relevant if [`QueueSettings::reading`] limits
     /// it.
-    pub fn set_readers(&mut self, readers: usize, at: Tick) -> Moves {
-        self.readers = readers;
-        let mut moves = self.begin(at);
-        self.fill(&mut moves);
+    pub fn set_prefilling_engines(&mut self, prefilling_engines: usize, at: Tick) -> Decisions {
+        self.prefilling_engines = prefilling_engines;
+        let mut decisions = self.begin(at);
+        self.fill(&mut decisions);
         self.end();
-        moves
+        decisions
     }
 
-    /// Sets the pace for [`Reading::Auto`]; `None` means unlimited. The first pace starts with a full
+    /// Sets the pace for [`PrefillBudget::Auto`]; `None` means unlimited. The first pace starts with a full
     /// bucket.
-    pub fn set_pace(&mut self, pace: Option<PrefillPace>, at: Tick) -> Moves {
-        let mut moves = self.begin(at);
-        let before = if self.pace.is_none() { Bucket::FULL } else { self.bucket };
-        self.bucket = pace.map_or(Bucket::EMPTY, |pace| before.filled(0.0, 0.0, &pace));
+    pub fn set_pace(&mut self, pace: Option<PrefillPace>, at: Tick) -> Decisions {
+        let mut decisions = self.begin(at);
+        let before = if self.pace.is_none() { PrefillBucket::FULL } else { self.bucket };
+        self.bucket = pace.map_or(PrefillBucket::EMPTY, |pace| before.filled(0.0, 0.0, &pace));
         self.pace = pace;
-        self.fill_by_pace(&mut moves);
+        self.fill_by_pace(&mut decisions);
         self.end();
-        moves
+        decisions
     }
 
     /// When the next request can run, if it waits for the prefill pace alone.
@@ -446,8 +451,8 @@ impl Scheduler {
         if self.next_to_go(self.bucket).is_some() {
             return Some(self.now);
         }
-        let firsts = self.rows.iter().filter_map(|row| self.waiting.get(&row.first()?.ticket));
-        let thresholds = firsts.map(|first| threshold(pace, reading_for(first.row, first.line)));
+        let firsts = self.bands.iter().filter_map(|band| self.waiting.get(&band.first()?.ticket));
+        let thresholds = firsts.map(|first| threshold(pace, prefill_for(first.band, first.line)));
         // Above zero an engine may also have more ahead of it.
         let levels = thresholds.chain([0.0]).map(|level| (level, self.bucket.level, pace.per_second));
         let missing = levels.chain([(0.0, self.bucket.spare, pace.spare)]);
@@ -462,9 +467,9 @@ impl Scheduler {
 
     /// Sets the settings. Waiting requests stay, even beyond the new size; requests that may now run are
     /// admitted at the next event, such as [`Scheduler::expire`].
-    pub fn set_settings(&mut self, settings: Settings) {
+    pub fn set_settings(&mut self, settings: QueueSettings) {
         if settings.quantum != self.settings.quantum {
-            self.rows.iter_mut().for_each(|row| row.set_quantum(settings.quantum.0));
+            self.bands.iter_mut().for_each(|band| band.set_quantum(settings.quantum.0));
         }
         self.settings = settings;
     }
@@ -477,18 +482,18 @@ impl Scheduler {
 
     /// Waiting requests of a priority, by standing.
     #[cfg(test)]
-    fn waiting_in(&self, rank: Priority, standing: Standing) -> usize {
-        match standing {
-            Standing::WithinLimits => self.rows[rank as usize].len(),
-            Standing::OverLimit => self.rows[OVER_LIMIT + rank as usize].len(),
+    fn waiting_in(&self, priority: Priority, limit_state: LimitState) -> usize {
+        match limit_state {
+            LimitState::WithinLimits => self.bands[priority as usize].len(),
+            LimitState::OverLimit => self.bands[OVER_LIMIT + priority as usize].len(),
         }
     }
 
     /// The row of a waiting or running request; beyond all rows otherwise.
     #[cfg(test)]
-    fn row_of_ticket(&self, ticket: Ticket) -> usize {
-        let runs = || self.running.get(&ticket).map_or(usize::MAX, |seated| seated.row);
-        self.waiting.get(&ticket).map_or_else(runs, |waiting| waiting.row)
+    fn band_of_ticket(&self, ticket: Ticket) -> usize {
+        let runs = || self.running.get(&ticket).map_or(usize::MAX, |seated| seated.band);
+        self.waiting.get(&ticket).map_or_else(runs, |waiting| waiting.band)
     }
 
     /// Occupied seats.
@@ -505,8 +510,8 @@ impl Scheduler {
 
     /// Engines that prefill.
     #[must_use]
-    pub fn readers(&self) -> usize {
-        self.readers
+    pub fn prefilling_engines(&self) -> usize {
+        self.prefilling_engines
     }
 
     /// Most outstanding prompt tokens at one engine; `None` means unlimited.
@@ -516,11 +521,11 @@ impl Scheduler {
     }
 
     /// The same with this bucket.
-    fn reading_at(&self, bucket: Bucket) -> Option<Tokens> {
+    fn reading_at(&self, bucket: PrefillBucket) -> Option<Tokens> {
         match self.settings.reading {
-            Reading::NoLimit => None,
-            Reading::Tokens(each) => Some(each),
-            Reading::Auto => {
+            PrefillBudget::NoLimit => None,
+            PrefillBudget::Tokens(each) => Some(each),
+            PrefillBudget::Auto => {
                 self.pace.map(|pace| Tokens(if bucket.level > 0.0 { pace.most } else { pace.least }.max(1.0) as u64))
             }
         }
@@ -528,7 +533,7 @@ impl Scheduler {
 
     /// The pace, if any.
     fn paced(&self) -> Option<&PrefillPace> {
-        self.pace.as_ref().filter(|_| self.settings.reading == Reading::Auto)
+        self.pace.as_ref().filter(|_| self.settings.reading == PrefillBudget::Auto)
     }
 
     /// Refills the bucket for the elapsed time.
@@ -540,10 +545,10 @@ impl Scheduler {
     }
 
     /// Whether the pace admits a request of this row with this bucket.
-    fn keeps_pace(&self, row: usize, line: Line, bucket: Bucket) -> bool {
-        let is_beyond = (RANKS..OVER_LIMIT).contains(&row);
+    fn keeps_pace(&self, band: usize, line: Feasibility, bucket: PrefillBucket) -> bool {
+        let is_beyond = (PRIORITIES..OVER_LIMIT).contains(&band);
         self.paced().is_none_or(|pace| {
-            bucket.level > threshold(pace, reading_for(row, line)) && (!is_beyond || bucket.spare > 0.0)
+            bucket.level > threshold(pace, prefill_for(band, line)) && (!is_beyond || bucket.spare > 0.0)
         })
     }
 
@@ -557,67 +562,67 @@ impl Scheduler {
     /// freed seats. Later arrivals of higher priorities are not predicted. `None` without seats or a measured
     /// rate.
     #[must_use]
-    pub fn expected_wait(&self, rank: Priority, at: Tick) -> Option<Duration> {
+    pub fn expected_wait(&self, priority: Priority, at: Tick) -> Option<Duration> {
         if !self.is_full() {
             return Some(Duration::ZERO);
         }
-        self.time_through(rank as usize, at.max(self.now))
+        self.time_through(priority as usize, at.max(self.now))
     }
 
     /// The same for a request that was not offered yet, including its standing.
     #[must_use]
-    pub fn expected_wait_for(&self, ask: &Ask, at: Tick) -> Option<Duration> {
+    pub fn expected_wait_for(&self, request: &QueueRequest, at: Tick) -> Option<Duration> {
         if !self.is_full() {
             return Some(Duration::ZERO);
         }
-        self.time_through(self.row_for(ask), at.max(self.now))
+        self.time_through(self.band_for(request), at.max(self.now))
     }
 
     /// Upper estimate of a waiting request's further wait, as if all others of its priority went
     /// before it.
     #[must_use]
     pub fn expected_wait_of(&self, ticket: Ticket, at: Tick) -> Option<Duration> {
-        let row = self.waiting.get(&ticket)?.row;
+        let band = self.waiting.get(&ticket)?.band;
         if self.seats == 0 {
             return None;
         }
-        self.drain.time_for(self.before(row), at.max(self.now))
+        self.drain.time_for(self.before(band), at.max(self.now))
     }
 
     /// Waiting requests in a row and before it.
-    fn before(&self, row: usize) -> usize {
-        self.rows[..=row].iter().map(Row::len).sum()
+    fn before(&self, band: usize) -> usize {
+        self.bands[..=band].iter().map(PriorityBand::len).sum()
     }
 
-    fn time_through(&self, row: usize, at: Tick) -> Option<Duration> {
+    fn time_through(&self, band: usize, at: Tick) -> Option<Duration> {
         if self.seats == 0 {
             return None;
         }
-        self.drain.time_for(self.before(row) + 1, at)
+        self.drain.time_for(self.before(band) + 1, at)
     }
 
     /// First step of every operation: advances time.
-    fn begin(&mut self, at: Tick) -> Moves {
+    fn begin(&mut self, at: Tick) -> Decisions {
         self.now = self.now.max(at);
         self.refill_bucket();
-        let mut moves = Moves::default();
+        let mut decisions = Decisions::default();
         while let Some((moment, ticket)) = self.alarms.first().copied().filter(|(moment, _)| *moment <= self.now) {
             debug_assert!(
                 self.waiting.contains_key(&ticket),
                 "{ticket:?} has an alarm at {moment:?} and does not wait"
             );
             let Some(gone) = self.leave(ticket, 0) else { break };
-            let away = self.turned_away(ticket, gone.row, gone.alarm.1);
-            moves.refused.push(away);
+            let away = self.turned_away(ticket, gone.band, gone.alarm.1);
+            decisions.refused.push(away);
         }
-        while let Some((_, ticket)) = self.last_calls.first().copied().filter(|(moment, _)| *moment < self.now) {
-            self.last_calls.pop_first();
+        while let Some((_, ticket)) = self.latest_starts.first().copied().filter(|(moment, _)| *moment < self.now) {
+            self.latest_starts.pop_first();
             if let Some(waiting) = self.waiting.get_mut(&ticket) {
-                waiting.line = Line::Hopeless;
-                self.rows[waiting.row].step_behind(&waiting.tenant, waiting.place);
+                waiting.line = Feasibility::Late;
+                self.bands[waiting.band].demote(&waiting.tenant, waiting.place);
             }
         }
-        moves
+        decisions
     }
 
     /// Last step of every operation.
@@ -632,169 +637,184 @@ impl Scheduler {
 
     /// Whether a new request runs at once: no other waits, and outstanding prompts leave room. (A priority is
     /// entitled to nothing while none of it waits.)
-    fn goes_at_once(&self, new: &Waiting) -> bool {
+    fn goes_at_once(&self, new: &QueuedRequest) -> bool {
         self.waiting.is_empty() && self.has_room_for(new.prompt, self.bucket) && !self.leaves_reading(new, self.bucket)
     }
 
     /// Whether a seat is free, and an engine has room for this prompt.
-    fn has_room_for(&self, prompt: u64, bucket: Bucket) -> bool {
+    fn has_room_for(&self, prompt: u64, bucket: PrefillBucket) -> bool {
         let reads = self.reading_at(bucket).is_none_or(|each| {
-            let most = each.0.saturating_mul(self.readers as u64);
+            let most = each.0.saturating_mul(self.prefilling_engines as u64);
             self.reading.saturating_add(counts_for(prompt, each)) <= most
         });
         self.free_seats() > 0 && reads
     }
 
     /// The row of a request that was not offered yet.
-    fn row_for(&self, ask: &Ask) -> usize {
-        row_of(ask, self.usual.would_take(&ask.tenant, ask.rank, cost_of(ask), self.now))
+    fn band_for(&self, request: &QueueRequest) -> usize {
+        band_of(request, self.usual.would_take(&request.tenant, request.priority, cost_of(request), self.now))
     }
 
     /// The position of a request in a row.
-    fn stand(&self, ask: &Ask, row: usize, ticket: Ticket) -> Waiting {
-        let place = Place { due: self.due(ask), ticket };
-        let own = ask.aim.last_call(ask.arrival);
-        let last_call = own.map(|own| self.last_call_before(row, ask, place).map_or(own, |before| own.min(before)));
-        let steps = ask.when_hopeless == WhenHopeless::Demote && last_call.is_some();
-        let late = steps && last_call.is_some_and(|last| last < self.now);
-        let shed = own.filter(|_| ask.when_hopeless == WhenHopeless::Shed).map(|last| last + Duration::from_nanos(1));
+    fn stand(&self, request: &QueueRequest, band: usize, ticket: Ticket) -> QueuedRequest {
+        let place = QueuePosition { due: self.due(request), ticket };
+        let own = request.deadline.latest_start(request.arrival);
+        let latest_start =
+            own.map(|own| self.last_call_before(band, request, place).map_or(own, |before| own.min(before)));
+        let steps = request.when_hopeless == WhenHopeless::Demote && latest_start.is_some();
+        let late = steps && latest_start.is_some_and(|last| last < self.now);
+        let shed =
+            own.filter(|_| request.when_hopeless == WhenHopeless::Shed).map(|last| last + Duration::from_nanos(1));
         let alarm = match shed {
-            Some(shed) if shed < ask.leave_by => (shed, Why::Hopeless),
-            _ => (ask.leave_by, Why::WaitedTooLong),
+            Some(shed) if shed < request.timeout_at => (shed, RejectReason::Hopeless),
+            _ => (request.timeout_at, RejectReason::WaitedTooLong),
         };
-        let line = if late { Line::Hopeless } else { Line::Hopeful };
-        let cost = cost_of(ask);
-        let prompt = ask.prompt.0.min(LARGEST);
-        Waiting { tenant: ask.tenant.clone(), row, line, place, cost, prompt, last_call, steps, alarm }
+        let line = if late { Feasibility::Late } else { Feasibility::Feasible };
+        let cost = cost_of(request);
+        let prompt = request.prompt.0.min(LARGEST);
+        QueuedRequest { tenant: request.tenant.clone(), band, line, place, cost, prompt, latest_start, steps, alarm }
     }
 
     /// The key of a request: its deadline, or, with a known pace, mostly its prefill time
     /// ([`OF_PREFILL`]).
-    fn due(&self, ask: &Ask) -> Due {
-        let due = ask.aim.due(ask.arrival);
-        let (Some(pace), Due::By(deadline)) = (self.paced().filter(|pace| pace.per_second.is_finite()), due) else {
+    fn due(&self, request: &QueueRequest) -> QueueKey {
+        let due = request.deadline.due(request.arrival);
+        let (Some(pace), QueueKey::By(deadline)) = (self.paced().filter(|pace| pace.per_second.is_finite()), due)
+        else {
             return due;
         };
-        let each = pace.per_second.max(1.0) / self.readers.max(1) as f64;
-        let (within, prefill) = (deadline.since(ask.arrival).as_secs_f64(), ask.prompt.0 as f64 / each);
-        Due::By(ask.arrival + Duration::from_secs_f64((OF_DEADLINE * within + OF_PREFILL * prefill).min(3600.0)))
+        let each = pace.per_second.max(1.0) / self.prefilling_engines.max(1) as f64;
+        let (within, prefill) = (deadline.since(request.arrival).as_secs_f64(), request.prompt.0 as f64 / each);
+        QueueKey::By(
+            request.arrival + Duration::from_secs_f64((OF_DEADLINE * within + OF_PREFILL * prefill).min(3600.0)),
+        )
     }
 
     /// Last feasible start of the tenant's latest request with the same deadline. Without it a request with a
     /// shorter prompt would overtake that one as soon as it is demoted.
-    fn last_call_before(&self, row: usize, ask: &Ask, place: Place) -> Option<Tick> {
-        let before = self.rows[row].last_due(&ask.tenant, place.due)?;
-        self.waiting.get(&before)?.last_call
+    fn last_call_before(&self, band: usize, request: &QueueRequest, place: QueuePosition) -> Option<Tick> {
+        let before = self.bands[band].last_due(&request.tenant, place.due)?;
+        self.waiting.get(&before)?.latest_start
     }
 
     /// Why a request that finds no free seat may not wait either. Evicts another one from a full queue if
     /// allowed.
-    fn refusal(&mut self, ask: &Ask, waiting: &Waiting, moves: &mut Moves) -> Option<Why> {
+    fn refusal(
+        &mut self,
+        request: &QueueRequest,
+        waiting: &QueuedRequest,
+        decisions: &mut Decisions,
+    ) -> Option<RejectReason> {
         if waiting.alarm.0 <= self.now {
             return Some(waiting.alarm.1);
         }
-        let is_late = waiting.row < RANKS && waiting.line == Line::Hopeless;
-        let late_ones = || self.rows[..RANKS].iter().map(Row::hopeless).sum::<usize>();
+        let is_late = waiting.band < PRIORITIES && waiting.line == Feasibility::Late;
+        let late_ones = || self.bands[..PRIORITIES].iter().map(PriorityBand::late).sum::<usize>();
         let are_too_many = is_late && late_ones() >= self.settings.max_waiting.div_ceil(2);
         if self.waiting.len() < self.settings.max_waiting && !are_too_many {
             return None;
         }
         let lower = match is_late {
-            true if are_too_many => self.rows.len(),
-            true => RANKS,
-            false => waiting.row + 1,
+            true if are_too_many => self.bands.len(),
+            true => PRIORITIES,
+            false => waiting.band + 1,
         };
-        let Some(victim) = self.victim(waiting.row, lower, &ask.tenant) else { return Some(Why::QueueFull) };
+        let Some(victim) = self.victim(waiting.band, lower, &request.tenant) else {
+            return Some(RejectReason::QueueFull);
+        };
         if let Some(gone) = self.leave(victim, 0) {
-            let away = self.turned_away(victim, gone.row, Why::PushedOut);
-            moves.refused.push(away);
+            let away = self.turned_away(victim, gone.band, RejectReason::PushedOut);
+            decisions.refused.push(away);
         }
         None
     }
 
     /// The request to evict so that this tenant may wait in this row: from the rows from `lower` on, or from
     /// its own.
-    fn victim(&self, row: usize, lower: usize, tenant: &TenantId) -> Option<Ticket> {
-        let lower = (lower..self.rows.len()).rev().find(|lower| self.rows[*lower].len() > self.guaranteed(*lower));
+    fn victim(&self, band: usize, lower: usize, tenant: &TenantId) -> Option<Ticket> {
+        let lower = (lower..self.bands.len()).rev().find(|lower| self.bands[*lower].len() > self.guaranteed(*lower));
         match lower {
-            Some(lower) => self.rows[lower].last_of_the_crowd(),
-            None if self.rows[row].is_crowded_for(tenant) => self.rows[row].last_of_the_crowd(),
+            Some(lower) => self.bands[lower].last_of_the_crowd(),
+            None if self.bands[band].is_crowded_for(tenant) => self.bands[band].last_of_the_crowd(),
             None => None,
         }
     }
 
-    fn guaranteed(&self, row: usize) -> usize {
-        let rank = Priority::ALL.get(row);
-        rank.map_or(0, |rank| self.settings.shares.places(*rank, self.settings.max_waiting))
+    fn guaranteed(&self, band: usize) -> usize {
+        let priority = Priority::ALL.get(band);
+        priority.map_or(0, |priority| self.settings.shares.places(*priority, self.settings.max_waiting))
     }
 
-    fn enter(&mut self, ticket: Ticket, waiting: Waiting) {
-        self.rows[waiting.row].insert(waiting.line, &waiting.tenant, waiting.place);
+    fn enter(&mut self, ticket: Ticket, waiting: QueuedRequest) {
+        self.bands[waiting.band].insert(waiting.line, &waiting.tenant, waiting.place);
         self.alarms.insert((waiting.alarm.0, ticket));
-        if let Some(last_call) = waiting.last_call.filter(|_| waiting.steps && waiting.line == Line::Hopeful) {
-            self.last_calls.insert((last_call, ticket));
+        if let Some(latest_start) =
+            waiting.latest_start.filter(|_| waiting.steps && waiting.line == Feasibility::Feasible)
+        {
+            self.latest_starts.insert((latest_start, ticket));
         }
         self.waiting.insert(ticket, waiting);
     }
 
     /// Removes a request from the queue.
-    fn leave(&mut self, ticket: Ticket, charge: u64) -> Option<Waiting> {
+    fn leave(&mut self, ticket: Ticket, charge: u64) -> Option<QueuedRequest> {
         let gone = self.waiting.remove(&ticket)?;
-        self.rows[gone.row].remove(gone.line, &gone.tenant, gone.place, charge);
+        self.bands[gone.band].remove(gone.line, &gone.tenant, gone.place, charge);
         self.alarms.remove(&(gone.alarm.0, ticket));
-        if let Some(last_call) = gone.last_call.filter(|_| gone.steps) {
-            self.last_calls.remove(&(last_call, ticket));
+        if let Some(latest_start) = gone.latest_start.filter(|_| gone.steps) {
+            self.latest_starts.remove(&(latest_start, ticket));
         }
         Some(gone)
     }
 
-    fn turned_away(&self, ticket: Ticket, row: usize, why: Why) -> TurnedAway {
+    fn turned_away(&self, ticket: Ticket, band: usize, why: RejectReason) -> Rejected {
         let whole = |wait: Duration| Duration::from_secs(seconds_up(wait)).max(SECOND);
-        TurnedAway { ticket, why, retry_after: self.time_through(row, self.now).map(whole) }
+        Rejected { ticket, why, retry_after: self.time_through(band, self.now).map(whole) }
     }
 
     /// Admits after an event that made room; counts in the drain rate.
-    fn refill(&mut self, moves: &mut Moves) {
-        let before = moves.admitted.len();
-        self.fill(moves);
-        let came = (moves.admitted.len() - before).max(usize::from(!self.is_full()));
+    fn refill(&mut self, decisions: &mut Decisions) {
+        let before = decisions.admitted.len();
+        self.fill(decisions);
+        let came = (decisions.admitted.len() - before).max(usize::from(!self.is_full()));
         (0..came).for_each(|_| self.drain.freed(self.now));
     }
 
     /// Admits after a refill; a request admitted by the pace counts in the drain rate like one that takes a
     /// freed seat.
-    fn fill_by_pace(&mut self, moves: &mut Moves) {
-        self.fill(moves);
-        (0..moves.admitted.len()).for_each(|_| self.drain.freed(self.now));
+    fn fill_by_pace(&mut self, decisions: &mut Decisions) {
+        self.fill(decisions);
+        (0..decisions.admitted.len()).for_each(|_| self.drain.freed(self.now));
     }
 
     /// Admits while there are seats and waiting requests, but not past one whose prompt has no
     /// room.
-    fn fill(&mut self, moves: &mut Moves) {
+    fn fill(&mut self, decisions: &mut Decisions) {
         while self.free_seats() > 0 {
             let Some(next) = self.next_to_go(self.bucket) else { return };
-            let (ticket, row, cost, prompt) = (next.place.ticket, next.row, next.cost, next.prompt);
+            let (ticket, band, cost, prompt) = (next.place.ticket, next.band, next.cost, next.prompt);
             let reading = self.reading_per_engine().map_or(0, |each| counts_for(prompt, each));
             self.reading += reading;
             let taken = self.take_from_bucket(prompt);
-            self.entitle(row, cost);
+            self.entitle(band, cost);
             let Some(gone) = self.leave(ticket, cost) else { return };
-            self.running.insert(ticket, Seated { tenant: gone.tenant, row, line: gone.line, cost, reading, taken });
-            moves.admitted.push(ticket);
+            self.running
+                .insert(ticket, RunningRequest { tenant: gone.tenant, band, line: gone.line, cost, reading, taken });
+            decisions.admitted.push(ticket);
         }
     }
 
     /// The next request, if this bucket admits it.
-    fn next_to_go(&self, bucket: Bucket) -> Option<&Waiting> {
-        let next = self.waiting.get(&self.rows[self.next_row(bucket)?].first()?.ticket)?;
-        (self.has_room_for(next.prompt, bucket) && self.keeps_pace(next.row, next.line, bucket)).then_some(next)
+    fn next_to_go(&self, bucket: PrefillBucket) -> Option<&QueuedRequest> {
+        let next = self.waiting.get(&self.bands[self.next_band(bucket)?].first()?.ticket)?;
+        (self.has_room_for(next.prompt, bucket) && self.keeps_pace(next.band, next.line, bucket)).then_some(next)
     }
 
     /// Takes a prompt from the bucket: at most what one engine computes between full and empty, because the
     /// other engines continue.
     fn take_from_bucket(&mut self, prompt: u64) -> f64 {
         let Some(pace) = self.paced().copied() else { return 0.0 };
-        let taken = (prompt as f64).min((pace.burst + pace.behind) / self.readers.max(1) as f64);
+        let taken = (prompt as f64).min((pace.burst + pace.behind) / self.prefilling_engines.max(1) as f64);
         self.bucket.level -= taken;
         self.bucket.spare = (self.bucket.spare - taken).max(-pace.behind);
         taken
@@ -802,58 +822,60 @@ impl Scheduler {
 
     /// The row to serve: of the due ones the one served longest ago, else the
     /// highest.
-    fn next_row(&self, bucket: Bucket) -> Option<usize> {
-        let due = (0..RANKS).filter(|row| self.is_due(*row)).min_by_key(|row| self.rows[*row].last_turn);
-        due.or_else(|| self.highest_of(0..RANKS, bucket))
-            .or_else(|| self.highest_of(RANKS..OVER_LIMIT, bucket).filter(|_| self.none_can_be_met_of(0..RANKS)))
+    fn next_band(&self, bucket: PrefillBucket) -> Option<usize> {
+        let due = (0..PRIORITIES).filter(|band| self.is_due(*band)).min_by_key(|band| self.bands[*band].last_turn);
+        due.or_else(|| self.highest_of(0..PRIORITIES, bucket))
             .or_else(|| {
-                let nobody_within = self.rows[..OVER_LIMIT].iter().all(|row| row.len() == 0);
-                self.highest_of(OVER_LIMIT..self.rows.len(), bucket).filter(|_| nobody_within)
+                self.highest_of(PRIORITIES..OVER_LIMIT, bucket).filter(|_| self.none_can_be_met_of(0..PRIORITIES))
+            })
+            .or_else(|| {
+                let nobody_within = self.bands[..OVER_LIMIT].iter().all(|band| band.len() == 0);
+                self.highest_of(OVER_LIMIT..self.bands.len(), bucket).filter(|_| nobody_within)
             })
     }
 
-    fn highest_of(&self, mut rows: std::ops::Range<usize>, bucket: Bucket) -> Option<usize> {
-        rows.find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row, bucket))
+    fn highest_of(&self, mut bands: std::ops::Range<usize>, bucket: PrefillBucket) -> Option<usize> {
+        bands.find(|band| self.bands[*band].len() > 0 && !self.is_held_back(*band, bucket))
     }
 
     /// Whether no feasible request waits in these rows.
-    fn none_can_be_met_of(&self, rows: std::ops::Range<usize>) -> bool {
-        self.rows[rows].iter().all(|row| row.len() == row.hopeless())
+    fn none_can_be_met_of(&self, bands: std::ops::Range<usize>) -> bool {
+        self.bands[bands].iter().all(|band| band.len() == band.late())
     }
 
     /// Whether a row's next request must leave the prefill budget to others.
-    fn is_held_back(&self, row: usize, bucket: Bucket) -> bool {
-        let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
+    fn is_held_back(&self, band: usize, bucket: PrefillBucket) -> bool {
+        let first = self.bands[band].first().and_then(|place| self.waiting.get(&place.ticket));
         first.is_some_and(|first| self.leaves_reading(first, bucket))
     }
 
     /// Whether a request must leave the prefill budget to higher rows.
-    fn leaves_reading(&self, next: &Waiting, bucket: Bucket) -> bool {
-        if !self.keeps_pace(next.row, next.line, bucket) {
+    fn leaves_reading(&self, next: &QueuedRequest, bucket: PrefillBucket) -> bool {
+        if !self.keeps_pace(next.band, next.line, bucket) {
             return true;
         }
         let Some(each) = self.reading_at(bucket).filter(|_| self.reading > 0) else { return false };
-        let all = each.0.saturating_mul(self.readers as u64);
-        let most = all / 100 * reading_for(next.row, next.line);
+        let all = each.0.saturating_mul(self.prefilling_engines as u64);
+        let most = all / 100 * prefill_for(next.band, next.line);
         self.reading.saturating_add(counts_for(next.prompt, each)) > most
     }
 
     /// Whether a priority's entitlement covers its next request.
-    fn is_due(&self, row: usize) -> bool {
-        let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
-        first.is_some_and(|first| self.rows[row].credit >= first.cost * 1000)
+    fn is_due(&self, band: usize) -> bool {
+        let first = self.bands[band].first().and_then(|place| self.waiting.get(&place.ticket));
+        first.is_some_and(|first| self.bands[band].credit >= first.cost * 1000)
     }
 
     /// Distributes entitlements when this row is served: each waiting priority gets its share.
-    fn entitle(&mut self, row: usize, cost: u64) {
+    fn entitle(&mut self, band: usize, cost: u64) {
         self.turns += 1;
-        self.rows[row].last_turn = self.turns;
-        for (rank, waits) in Priority::ALL.iter().zip(&mut self.rows) {
-            if row < RANKS && waits.len() > 0 {
-                waits.credit = waits.credit.saturating_add(cost * u64::from(self.settings.shares.of(*rank)));
+        self.bands[band].last_turn = self.turns;
+        for (priority, waits) in Priority::ALL.iter().zip(&mut self.bands) {
+            if band < PRIORITIES && waits.len() > 0 {
+                waits.credit = waits.credit.saturating_add(cost * u64::from(self.settings.shares.of(*priority)));
             }
         }
-        self.rows[row].credit = self.rows[row].credit.saturating_sub(cost * 1000);
+        self.bands[band].credit = self.bands[band].credit.saturating_sub(cost * 1000);
     }
 }
 

@@ -29,7 +29,7 @@ pub use unit_tests::{PromtoolTests, unit_tests};
 
 use std::time::Duration;
 
-use crate::units::{ClassId, PoolId};
+use crate::types::{ClassId, PoolId};
 
 /// Everything that rules are made from.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use super::binomial::min_requests;
 use super::promql::{Matcher, duration, number, percent, selector};
 use super::tiers::{BurnAlert, BurnTier, burn_alerts};
 use super::{AlertPolicy, ClassSlo};
-use crate::record::drift::DRIFT_FACTOR;
+use crate::record::length_drift::DRIFT_FACTOR;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);

@@ -12,7 +12,7 @@ use super::promql::{duration, number};
 use super::rules::BASE_EVERY;
 use super::tiers::{BurnAlert, burn_alerts};
 use super::{AlertPolicy, ClassSlo, Severity, rule_set};
-use crate::record::drift::DRIFT_FACTOR;
+use crate::record::length_drift::DRIFT_FACTOR;
 
 /// Requests a minute of each class.
 const RATE: f64 = 1000.0;

@@ -2,7 +2,7 @@
 
 use super::kv::KvCache;
 use super::queueing::QueueError;
-use crate::units::Priority;
+use crate::types::Priority;
 
 /// Everything a plan is made from.
 #[derive(Clone, Debug, PartialEq)]

@@ -343,7 +343,7 @@ mod tests {
     use super::super::inputs::{GpuPrice, PrefixCacheFacts, ReplicaFacts};
     use super::super::kv::KvCache;
     use super::*;
-    use crate::units::Priority;
+    use crate::types::Priority;
 
     /// The worked example of the SLO note.
     fn chat() -> ClassForecast {

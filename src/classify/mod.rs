@@ -18,7 +18,7 @@ use http::HeaderMap;
 
 use crate::identify::Identity;
 use crate::inspect::Facts;
-use crate::units::{ClassId, Tokens};
+use crate::types::{ClassId, Tokens};
 
 /// The inputs of classification.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ pub struct ClassifyInput<'a> {
     pub who: &'a Identity,
     /// The request's headers.
     pub headers: &'a HeaderMap,
-    /// The canonical path (`Endpoint::path`).
+    /// The canonical path (`ApiPath::path`).
     pub path: &'a str,
     /// The facts of the body; `None` if it is not JSON (multipart).
     pub facts: Option<&'a Facts>,

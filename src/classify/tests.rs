@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::inspect::{Caps, Field, PromptSize, Reasoning};
-use crate::units::{Glob, TenantId};
+use crate::types::{Glob, TenantId};
 
 struct Sample {
     who: Identity,

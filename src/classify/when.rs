@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName};
 
 use super::ClassifyInput;
 use crate::inspect::{Facts, Reasoning};
-use crate::units::{Glob, TenantId, Tokens};
+use crate::types::{Glob, TenantId, Tokens};
 
 /// The conditions of a rule: all present ones must hold. A list means any of its items.
 #[derive(Clone, Debug, Default, PartialEq)]

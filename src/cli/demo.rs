@@ -16,9 +16,9 @@ use super::{numbers, print};
 use crate::clock::Clock;
 use crate::config::{self, ProcessEnvironment};
 use crate::gateway::Gateway;
-use crate::lab::demo::view::{How, Row, Snapshot, show};
-use crate::lab::demo::{CLASS_HEADER, Fleet, KEY, MODEL, RATE, fleet, settings, traffic};
-use crate::lab::traffic::{Tally, Traffic, to};
+use crate::sim::demo::view::{ClassRow, DemoFormat, DemoSnapshot, show};
+use crate::sim::demo::{CLASS_HEADER, DemoFleet, KEY, MODEL, RATE, fleet, settings, traffic};
+use crate::sim::traffic::{FlowStats, Traffic, to};
 
 /// Shows a gateway at work: simulated engines and traffic, no files, no GPU.
 #[derive(Clone, Debug, clap::Args)]
@@ -81,11 +81,11 @@ impl Demo {
 
         let traffic = Traffic::start(clock, to(address), traffic(self.seed, self.rate));
         let how = match (self.json, io::stdout().is_terminal()) {
-            (true, _) => How::Json,
-            (false, true) => How::Table,
-            (false, false) => How::Lines,
+            (true, _) => DemoFormat::Json,
+            (false, true) => DemoFormat::Table,
+            (false, false) => DemoFormat::Lines,
         };
-        let mut look = || snapshot(&traffic.tallies(), &gateway, &fleet);
+        let mut look = || snapshot(&traffic.flow_stats(), &gateway, &fleet);
         let shown = show(clock, &mut look, &mut io::stdout(), how, self.until_over(clock)).await;
         print::or_enough(shown.map(drop))?;
         drop(traffic);
@@ -106,17 +106,17 @@ impl Demo {
 }
 
 /// The gateway's own verdicts, beside what its clients saw.
-fn snapshot(tallies: &[Tally], gateway: &Gateway, fleet: &Fleet) -> Snapshot {
+fn snapshot(flow_stats: &[FlowStats], gateway: &Gateway, fleet: &DemoFleet) -> DemoSnapshot {
     let standings = standings(gateway);
-    let row = |tally: &Tally| {
-        let standing = standings.iter().find(|standing| standing.class == tally.name);
-        let mut row = Row::of(tally, standing.map_or(0.0, |standing| standing.target));
+    let row = |stats: &FlowStats| {
+        let standing = standings.iter().find(|standing| standing.class == stats.name);
+        let mut row = ClassRow::of(stats, standing.map_or(0.0, |standing| standing.target));
         if let Some(standing) = standing {
             (row.met, row.judged, row.waiting) = (standing.met, standing.total, standing.waiting);
         }
         row
     };
-    Snapshot { rows: tallies.iter().map(row).collect(), engines: fleet.rows() }
+    DemoSnapshot { rows: flow_stats.iter().map(row).collect(), engines: fleet.rows() }
 }
 
 fn invitation(address: SocketAddr, admin: SocketAddr) -> String {

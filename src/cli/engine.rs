@@ -10,7 +10,7 @@ use clap::error::ErrorKind;
 use super::signals::ShutdownSignals;
 use super::{numbers, print};
 use crate::clock::Clock;
-use crate::lab::engine::{Lengths, Order, Settings, Shape, SimEngine};
+use crate::sim::engine::{AdmissionOrder, EngineSpec, LengthDistribution, SimEngine, SimSettings};
 
 /// Runs a simulated engine until it is interrupted.
 #[derive(Debug, Args)]
@@ -28,19 +28,19 @@ pub struct EngineArgs {
     #[arg(long, default_value_t = 1.0, value_parser = numbers::within::<1, 1_000_000>)]
     speed: f64,
     /// Requests in one batch.
-    #[arg(long, default_value_t = Shape::default().max_running, value_parser = numbers::count)]
+    #[arg(long, default_value_t = EngineSpec::default().max_running, value_parser = numbers::count)]
     max_running: usize,
     /// Requests that may wait before the engine answers 503; no limit by default.
     #[arg(long, value_parser = numbers::count)]
     max_waiting: Option<usize>,
     /// Tokens computed in one step.
-    #[arg(long, default_value_t = Shape::default().step_tokens, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = EngineSpec::default().step_tokens, value_parser = clap::value_parser!(u64).range(1..))]
     step_tokens: u64,
     /// Room of the key-value cache, in tokens.
-    #[arg(long, default_value_t = Shape::default().kv_tokens, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = EngineSpec::default().kv_tokens, value_parser = clap::value_parser!(u64).range(1..))]
     kv_tokens: u64,
     /// Longest prompt plus answer, in tokens.
-    #[arg(long, default_value_t = Shape::default().max_model_len, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = EngineSpec::default().max_model_len, value_parser = clap::value_parser!(u64).range(1..))]
     max_model_len: u64,
     /// Serve by the requests' `priority` (lower first), not by arrival.
     #[arg(long)]
@@ -116,24 +116,24 @@ impl EngineArgs {
         ExitCode::SUCCESS
     }
 
-    fn settings(self) -> Settings {
-        let shape = Shape {
+    fn settings(self) -> SimSettings {
+        let shape = EngineSpec {
             max_running: self.max_running,
             step_tokens: self.step_tokens,
             kv_tokens: self.kv_tokens,
             max_model_len: self.max_model_len,
             max_waiting: self.max_waiting,
-            order: if self.priority_scheduling { Order::Priority } else { Order::Arrival },
+            order: if self.priority_scheduling { AdmissionOrder::Priority } else { AdmissionOrder::Arrival },
             prefix_caching: !self.no_prefix_caching,
             speculative: self.speculative,
             speed: self.speed,
-            ..Shape::default()
+            ..EngineSpec::default()
         };
-        Settings {
+        SimSettings {
             models: self.models,
             shape,
             seed: self.seed,
-            output: Lengths { p50: self.output_p50, p95: self.output_p95 },
+            output: LengthDistribution { p50: self.output_p50, p95: self.output_p95 },
             reasoning_tokens: self.reasoning_tokens,
             keep_alive: Duration::from_secs(self.keep_alive_seconds),
         }

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use serde_json::json;
 
 use super::print;
-use crate::admit::shared::settings::LimitsStore;
+use crate::admit::redis::settings::LimitsStore;
 use crate::alerts::format::{Notation, RuleFormat, render};
 use crate::alerts::{AlertPolicy, ClassSlo, RuleOptions, explain, times, unit_tests};
 use crate::config::watch::{LoadError, SettingsFile};

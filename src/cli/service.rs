@@ -30,8 +30,8 @@ use crate::record::{
     access,
 };
 use crate::route::probe::Probes;
-use crate::route::{DrainError, Unlisted};
-use crate::units::seconds_up;
+use crate::route::{DrainError, UnlistedModel};
+use crate::types::seconds_up;
 
 /// Why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -84,13 +84,13 @@ impl Service {
         let (sinks, writers) = sinks(&settings, &dial, clock);
         let recorder = Recorder::with_sinks(clock, sinks);
         let state = settings.slo_state.as_ref().map(|state| restore(state, &recorder));
-        let listener = listener.counting(recorder.doorstep().clone());
+        let listener = listener.counting(recorder.listener_stats().clone());
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
         let materials = GatewayDeps { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
         let gateway = Gateway::new(settings, materials);
         gateway.recorder.reloaded(true);
         let probes = Arc::new(Probes::new(Arc::clone(&gateway.fleet), dial, clock, rand::random()));
-        probes.follow(&pools);
+        probes.apply_settings(&pools);
         Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state })
     }
 
@@ -144,15 +144,15 @@ impl Service {
     pub async fn run(self, told: impl AsyncFnMut()) {
         let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state } = self;
         let mut tasks = BackgroundTasks::default();
-        tasks.spawn("seats and levels", gateway.clone().keep_seats());
+        tasks.spawn("seats and levels", gateway.clone().run_seat_sync());
         tasks.spawn("history", gateway.recorder.clone().keep_history());
         tasks.spawn("lists of models", tell_of_models(clock, gateway.clone()));
-        tasks.spawn("books", gateway.clone().keep_books());
+        tasks.spawn("books", gateway.clone().run_limit_sync());
         if let Some(state) = state.clone() {
             tasks.spawn("slo state", state.keep_saved(gateway.recorder.clone(), clock));
         }
         let sweeping = Arc::clone(&gateway.lines);
-        tasks.spawn("sweeper", async move { sweeping.keep_swept().await });
+        tasks.spawn("sweeper", async move { sweeping.run_sweeper().await });
         let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
         if let Some((listener, access)) = admin {
             let view = ServiceView { gateway: gateway.clone(), drain: drain.clone(), reloader };
@@ -228,7 +228,7 @@ async fn tell_of_models(clock: Clock, gateway: Gateway) {
 }
 
 /// A model that no engine lists, in a sentence for an operator.
-pub(super) fn sentence_of(Unlisted { model, pools }: &Unlisted) -> String {
+pub(super) fn sentence_of(UnlistedModel { model, pools }: &UnlistedModel) -> String {
     let pools = pools.iter().map(|pool| pool.as_str()).collect::<Vec<_>>().join(", ");
     format!(
         "no engine lists the model {model:?}, which a route leads to {pools}: correct its name in `routes` or `models`, or load it"
@@ -291,7 +291,7 @@ async fn serve_and_leave(
                 () = drain.leave(clock, shutdown) => {}
                 () = told() => {
                     tracing::warn!("second shutdown signal: closing open connections");
-                    drain.hurry(clock).await;
+                    drain.cut_now(clock).await;
                 }
             }
         };
@@ -389,7 +389,7 @@ async fn last_words(
             tracing::warn!(open = gateway.recorder.open_visits(), "requests were still open at exit");
         }
     }
-    gateway.leave_books().await;
+    gateway.release_leases().await;
     tasks.set.shutdown().await;
     if let Some(state) = state {
         state.save(&gateway.recorder).await;
@@ -447,7 +447,7 @@ fn follow(
     tasks.spawn(
         "settings",
         watcher.run(move |Reload { why, result }| {
-            let came = result.and_then(|settings| adopt(settings, &began.settings, &gateway, &probes, &door));
+            let came = result.and_then(|settings| reload(settings, &began.settings, &gateway, &probes, &door));
             gateway.recorder.reloaded(came.is_ok());
             match &came {
                 Ok(_) => tracing::info!(?why, "settings reloaded"),
@@ -463,7 +463,7 @@ fn follow(
 }
 
 /// Exchanges the settings everywhere, or nowhere; says which keys wait for a restart.
-fn adopt(
+fn reload(
     settings: Settings,
     began: &Settings,
     gateway: &Gateway,
@@ -478,8 +478,8 @@ fn adopt(
         tracing::warn!(key, "this key needs a restart");
     }
     let pools = settings.pools.clone();
-    gateway.adopt(settings);
-    probes.follow(&pools);
+    gateway.reload(settings);
+    probes.apply_settings(&pools);
     Ok(waiting)
 }
 
@@ -587,7 +587,7 @@ pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
         overdue: standing.overdue,
         degradation: levels.iter().find(|view| view.class == standing.class).map(degradation),
     };
-    gateway.recorder.standings().into_iter().map(standing).collect()
+    gateway.recorder.statuses().into_iter().map(standing).collect()
 }
 
 fn degradation(view: &LevelView) -> Degradation {

@@ -12,7 +12,7 @@ use crate::gateway::Gateway;
 use crate::judge::Objective;
 use crate::record::{EngineHour, HistorySpan, MissRecord};
 use crate::route::{EngineView, PoolView};
-use crate::units::{ClassId, PoolId, Tick, seconds_up};
+use crate::types::{ClassId, PoolId, Tick, seconds_up};
 
 /// Tenants that are told of: those that are nearest to a limit.
 const TENANTS: usize = 100;
@@ -92,13 +92,13 @@ fn objectives(class: &ClassSettings) -> Vec<ObjectiveStatus> {
 }
 
 fn of_pool(gateway: &Gateway, PoolView { pool, engines, .. }: PoolView) -> PoolStatus {
-    let desk = gateway.desks.desk(&pool).map(|desk| desk.numbers());
-    let limited = desk.filter(|numbers| numbers.seats < usize::MAX);
+    let queue = gateway.pool_queues.pool_queue(&pool).map(|queue| queue.numbers());
+    let limited = queue.filter(|numbers| numbers.seats < usize::MAX);
     PoolStatus {
         pool: pool.to_string(),
         seats: limited.map(|numbers| numbers.seats as u64),
         taken: limited.map_or(0, |numbers| numbers.taken as u64),
-        waiting: desk.map_or(0, |numbers| numbers.waiting as u64),
+        waiting: queue.map_or(0, |numbers| numbers.waiting as u64),
         engines: engines.iter().map(|engine| of_engine(gateway, &pool, engine)).collect(),
     }
 }
@@ -132,7 +132,7 @@ pub(super) fn of_engine(gateway: &Gateway, pool: &PoolId, view: &EngineView) -> 
 fn of_tenant(gateway: &Gateway, tenant: &TenantSettings) -> TenantStatus {
     let scopes = [None].into_iter().chain(tenant.limits.models.keys().map(|model| Some(&**model)));
     let limits = scopes.flat_map(|model| {
-        let standings = gateway.books.standings(&tenant.id, model, gateway.clock.now()).into_iter();
+        let standings = gateway.limiter.statuses(&tenant.id, model, gateway.clock.now()).into_iter();
         standings.map(move |standing| LimitUse {
             limit: standing.limit.as_str().to_owned(),
             model: model.map(str::to_owned),
@@ -143,7 +143,7 @@ fn of_tenant(gateway: &Gateway, tenant: &TenantSettings) -> TenantStatus {
     let totals = gateway.recorder.tenant_totals(&tenant.id);
     TenantStatus {
         tenant: tenant.id.to_string(),
-        running: gateway.books.running(&tenant.id),
+        running: gateway.limiter.running(&tenant.id),
         met: totals.map(|[met, ..]| met),
         judged: totals.map(|[_, judged, ..]| judged),
         limits: limits.collect(),

@@ -14,7 +14,7 @@ use super::signals::ShutdownSignals;
 use super::{numbers, print};
 use crate::admin::status::{ClassStatus, EngineStatus, GatewayStatus, HistoryStatus, LimitUse, PoolStatus};
 use crate::clock::Clock;
-use crate::lab::demo::view::{RedrawnTable, aligned, length, percent};
+use crate::sim::demo::view::{RedrawnTable, aligned, length, percent};
 
 /// Shows how a running gateway stands, again and again until Ctrl-C.
 #[derive(Clone, Debug, clap::Args)]

@@ -13,7 +13,7 @@ use tokio::task::unconstrained;
 use tokio::time::Sleep;
 
 use super::Clock;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Armed timers that are currently unused. One per runtime.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Settings: from a YAML file to complete, checked values, and again when the file changes.
 //!
-//! Three steps. `tree` parses the YAML with the position of every node. `raw` walks it into blocks of
+//! Three steps. `spanned_yaml` parses the YAML with the position of every node. `schema` walks it into blocks of
 //! optional values: what the file says. `check` turns them into [`Settings`]: what the gateway does. All
 //! problems are reported at once, each with path, line, column and a fix; a file with any problem changes
 //! nothing. Secrets come from files or `${NAME}` and never appear in a problem. Other modules own their
@@ -8,39 +8,39 @@
 //! only.
 
 mod check;
+mod environment;
 mod problem;
-mod raw;
-mod read;
 mod scalar;
-mod surroundings;
-mod tree;
+mod schema;
+mod spanned_yaml;
 mod url;
+mod walk;
 pub mod watch;
 
+pub use environment::{Environment, ProcessEnvironment};
 pub use problem::{Location, Problem};
-pub use surroundings::{Environment, ProcessEnvironment};
 pub(crate) use url::engine_address;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use read::{ConfigWalker, Read};
 use secrecy::ExposeSecret;
+use walk::{ConfigWalker, Read};
 
 use crate::accept::settings::{Admin, Listen, Shutdown};
-use crate::admit::levels::Level;
 use crate::admit::limit::settings::{Limits, OverLimit};
+use crate::admit::overload_control::OverloadLevel;
 use crate::admit::queue::ClassQueue;
-use crate::admit::shared::settings::LimitsStore;
+use crate::admit::redis::settings::LimitsStore;
 use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
 use crate::record::settings::{AccessLog, JournalSettings, MetricLabels, OtlpSettings, SloStateSettings};
 use crate::route::Routes;
-use crate::route::settings::Pool;
-use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
+use crate::route::settings::PoolSettings;
+use crate::types::{ApiPath, ClassId, LengthBuckets, PoolId, Priority, TenantId};
 
 /// Complete, checked settings. Immutable; a request keeps those of its
 /// arrival.
@@ -55,9 +55,9 @@ pub struct Settings {
     /// Largest event that is inspected, bytes.
     pub max_event: usize,
     /// Paths judged beside the generating ones.
-    pub judged_paths: Vec<Endpoint>,
+    pub judged_paths: Vec<ApiPath>,
     /// GET paths relayed to an engine.
-    pub engine_paths: Vec<Endpoint>,
+    pub engine_paths: Vec<ApiPath>,
     /// The classes, in file order.
     pub classes: Vec<Arc<ClassSettings>>,
     /// The class of requests that match no rule.
@@ -67,7 +67,7 @@ pub struct Settings {
     /// Edges of the prompt length buckets.
     pub buckets: LengthBuckets,
     /// The pools, in file order.
-    pub pools: Vec<Arc<Pool>>,
+    pub pools: Vec<Arc<PoolSettings>>,
     /// Routes in order, with aliases.
     pub routes: Routes,
     /// Aliases: clients' names to engines' names, fully resolved.
@@ -114,7 +114,7 @@ pub struct ClassSettings {
     /// Queue settings of its requests.
     pub queue: ClassQueue,
     /// Overload levels, in order.
-    pub degrade: Vec<Level>,
+    pub degrade: Vec<OverloadLevel>,
 }
 
 /// Settings of one tenant.
@@ -172,7 +172,7 @@ impl TenantTable {
 impl Settings {
     /// Whether responses on this path are judged.
     #[must_use]
-    pub fn judges(&self, endpoint: Endpoint) -> bool {
+    pub fn judges(&self, endpoint: ApiPath) -> bool {
         endpoint.dialect().generates() || self.judged_paths.contains(&endpoint)
     }
 
@@ -184,7 +184,7 @@ impl Settings {
 
     /// The pool with this name.
     #[must_use]
-    pub fn pool(&self, id: &PoolId) -> Option<&Arc<Pool>> {
+    pub fn pool(&self, id: &PoolId) -> Option<&Arc<PoolSettings>> {
         self.pools.iter().find(|pool| pool.id == *id)
     }
 
@@ -248,12 +248,12 @@ struct Invalid {
 }
 
 fn load_with_files(text: &str, surroundings: &dyn Environment) -> Result<Settings, Invalid> {
-    let tree = tree::parse(text).map_err(|problem| Invalid { problems: vec![problem], files: Vec::new() })?;
-    if matches!(tree.value, tree::Value::Null) {
+    let tree = spanned_yaml::parse(text).map_err(|problem| Invalid { problems: vec![problem], files: Vec::new() })?;
+    if matches!(tree.value, spanned_yaml::Value::Null) {
         return Err(Invalid { problems: vec![nothing_there()], files: Vec::new() });
     }
     let mut reader = ConfigWalker::new(surroundings);
-    let root = raw::Root::read(&tree, &mut reader);
+    let root = schema::Root::read(&tree, &mut reader);
     let mut check = check::Checker::new(surroundings, reader.problems);
     let settings = root.and_then(|root| check.settings(&root, blake3::hash(text.as_bytes())));
     settings.ok_or_else(|| {
@@ -275,7 +275,7 @@ fn nothing_there() -> Problem {
 #[must_use]
 pub fn schema() -> serde_json::Value {
     let generator = schemars::generate::SchemaSettings::draft2020_12().into_generator();
-    let mut schema = generator.into_root_schema_for::<raw::Root>();
+    let mut schema = generator.into_root_schema_for::<schema::Root>();
     schema.insert("title".to_owned(), "goodput settings".into());
     schema.to_value()
 }

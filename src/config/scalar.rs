@@ -6,8 +6,8 @@ use bytesize::ByteSize;
 use schemars::{Schema, json_schema};
 
 use super::problem::nearest;
-use super::read::{FromScalar, ScalarError, is_off, quoted};
-use super::tree::Value;
+use super::spanned_yaml::Value;
+use super::walk::{FromScalar, ScalarError, is_off, quoted};
 
 impl FromScalar for String {
     const NAME: &'static str = "text";

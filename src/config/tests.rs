@@ -8,16 +8,16 @@ use secrecy::ExposeSecret;
 
 use super::url::engine_address;
 use super::*;
-use crate::admit::levels::{Action, Bounds};
 use crate::admit::limit::settings::{Allowance, Rate};
-use crate::admit::queue::{self, Reading, Shares, WhenHopeless};
-use crate::admit::shared::settings::{Address, LimitsStore, OnFailure, Redis};
+use crate::admit::overload_control::{Action, LoadBounds};
+use crate::admit::queue::{self, PrefillBudget, Shares, WhenHopeless};
+use crate::admit::redis::settings::{LimitsStore, OnFailure, Redis, RedisAddress};
 use crate::judge::{Assumption, NonStreaming, Objective, Quantiles, TtftCounts};
 use crate::record::journal::HashKey;
 use crate::record::settings::RequestLabel;
 use crate::record::trace::Sampling;
-use crate::route::settings::{Balance, Concurrency, EngineKind, Engines};
-use crate::units::Tokens;
+use crate::route::settings::{Balance, Concurrency, EngineKind, EngineSource};
+use crate::types::Tokens;
 
 /// Variables and files of a test.
 #[derive(Clone, Default)]
@@ -241,21 +241,21 @@ fn config_goodput_loads_with_all_it_says() {
     let actions: Vec<Action> = voice.degrade.iter().map(|level| level.action).collect();
     assert_eq!(actions, [Action::ShedLower, Action::CapOutput(Tokens(300)), Action::ReasoningOff, Action::Spill]);
     let (first, third) = (voice.degrade[0], voice.degrade[2]);
-    assert_eq!((first.leave.queue_wait, first.hold), (Some(Duration::from_millis(75)), Level::HOLD));
-    let leave = Bounds { burn_rate: Some(2.0), queue_wait: None, queue_depth: Some(50) };
+    assert_eq!((first.leave.queue_wait, first.hold), (Some(Duration::from_millis(75)), OverloadLevel::HOLD));
+    let leave = LoadBounds { burn_rate: Some(2.0), queue_wait: None, queue_depth: Some(50) };
     assert_eq!(third.leave, leave, "what is not written is half of what enters it");
     let interactive = settings.pool(&"interactive".into()).unwrap();
     assert!(interactive.engine_priority);
     assert_eq!(interactive.concurrency, Concurrency::Fixed(64.try_into().unwrap()));
-    assert_eq!(interactive.queue, queue::Settings::default(), "the example names the defaults");
-    let defaults = Pool::with_defaults("interactive".into(), interactive.engines.clone());
+    assert_eq!(interactive.queue, queue::QueueSettings::default(), "the example names the defaults");
+    let defaults = PoolSettings::with_defaults("interactive".into(), interactive.engines.clone());
     assert_eq!(interactive.retries, defaults.retries);
     assert_eq!(interactive.breaker, defaults.breaker);
     assert_eq!(interactive.health, defaults.health);
     assert_eq!(interactive.metrics, defaults.metrics);
     assert_eq!(interactive.cool_down, defaults.cool_down);
     assert_eq!(interactive.inject, defaults.inject);
-    assert!(matches!(&settings.pools[1].engines, Engines::Dns(dns) if dns.port == 8000));
+    assert!(matches!(&settings.pools[1].engines, EngineSource::Dns(dns) if dns.port == 8000));
     let batch = &settings.pools[2];
     assert_eq!((batch.kind, &batch.balance), (EngineKind::Sglang, &Balance::RoundRobin));
     assert!(batch.health.is_none() && batch.metrics.is_none() && batch.breaker.is_none());
@@ -301,7 +301,7 @@ fn config_goodput_loads_with_its_commented_keys() {
     let pool = &settings.pools[0];
     assert_eq!(pool.api_key.as_ref().unwrap().expose_secret(), "sk-engine");
     assert_eq!(pool.roots.as_ref().unwrap().len(), 1);
-    assert_eq!(pool.queue.reading, Reading::Auto);
+    assert_eq!(pool.queue.reading, PrefillBudget::Auto);
     let mut headers = http::HeaderMap::new();
     headers.insert("x-api-key", http::HeaderValue::from_static("f1"));
     let who = settings.keyring.find(&headers).unwrap();
@@ -362,10 +362,10 @@ fn what_is_not_written_has_its_default() {
     assert_eq!(good(&class("queue: {max_wait: 0s}")).classes[0].queue.max_wait, Duration::ZERO);
     let some = good(&pool("max_concurrency_per_engine: 8\n    queue: {shares: {batch: 0.1}}"));
     let shares = Shares::new([500, 200, 100, 50, 100]).unwrap();
-    assert_eq!(some.pools[0].queue, queue::Settings { shares, ..queue::Settings::default() });
+    assert_eq!(some.pools[0].queue, queue::QueueSettings { shares, ..queue::QueueSettings::default() });
     let reading = |word: &str| good(&queue(&format!("{{prefill_tokens_per_engine: {word}}}"))).pools[0].queue.reading;
-    assert_eq!((some.pools[0].queue.reading, reading("auto")), (Reading::Auto, Reading::Auto));
-    assert_eq!((reading("off"), reading("512")), (Reading::NoLimit, Reading::Tokens(Tokens(512))));
+    assert_eq!((some.pools[0].queue.reading, reading("auto")), (PrefillBudget::Auto, PrefillBudget::Auto));
+    assert_eq!((reading("off"), reading("512")), (PrefillBudget::NoLimit, PrefillBudget::Tokens(Tokens(512))));
     let total = good(&class("timeouts: {total: 90s}"));
     assert_eq!(total.classes[0].timeouts.response_head, Duration::from_secs(90), "as total");
     let generic = good(&pool("engine: {kind: generic}"));
@@ -476,12 +476,12 @@ fn a_store_of_limits_is_read_with_its_secrets() {
         LimitsStore::Memory => panic!("a store was written"),
     };
     let plain = redis(good(&store("{url: \"redis://store:6380/2\"}")));
-    assert_eq!(plain, Redis::at(Address::read("redis://store:6380/2").unwrap()));
+    assert_eq!(plain, Redis::at(RedisAddress::read("redis://store:6380/2").unwrap()));
     let full = redis(good(&store(
         "{url: \"rediss://gateway@store\", password_file: engine.key, on_failure: closed, timeout: 20ms, key_prefix: eu}",
     )));
     let expected = Redis {
-        address: Address::read("rediss://gateway:sk-engine@store").unwrap(),
+        address: RedisAddress::read("rediss://gateway:sk-engine@store").unwrap(),
         on_failure: OnFailure::Closed,
         timeout: Duration::from_millis(20),
         key_prefix: "eu".into(),

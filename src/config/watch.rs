@@ -339,13 +339,13 @@ mod tests {
     use std::io;
     use std::sync::Mutex;
 
-    use crate::units::ClassId;
+    use crate::types::ClassId;
 
     /// In-memory files that a test can change.
     #[derive(Clone, Default)]
-    struct Desk(Arc<Mutex<HashMap<PathBuf, String>>>);
+    struct FakeFiles(Arc<Mutex<HashMap<PathBuf, String>>>);
 
-    impl Desk {
+    impl FakeFiles {
         fn write(&self, name: &str, text: impl Into<String>) {
             self.0.lock().unwrap().insert(PathBuf::from(name), text.into());
         }
@@ -354,7 +354,7 @@ mod tests {
         }
     }
 
-    impl Environment for Desk {
+    impl Environment for FakeFiles {
         fn variable(&self, _: &str) -> Option<String> {
             None
         }
@@ -373,14 +373,14 @@ mod tests {
         )
     }
 
-    struct Bench {
-        desk: Desk,
+    struct ReloadBench {
+        desk: FakeFiles,
         reloader: Reloader,
         heard: mpsc::UnboundedReceiver<(ReloadCause, Result<ClassId, LoadError>)>,
     }
 
-    fn bench() -> Bench {
-        let desk = Desk::default();
+    fn bench() -> ReloadBench {
+        let desk = FakeFiles::default();
         desk.write("keys", format!("{} prod\n", blake3::hash(b"k").to_hex()));
         desk.write("g.yaml", settings("a"));
         let source = SettingsFile::of("g.yaml", Arc::new(desk.clone()));
@@ -398,7 +398,7 @@ mod tests {
             let _ = sender.send((reload.why, class));
             came
         }));
-        Bench { desk, reloader, heard }
+        ReloadBench { desk, reloader, heard }
     }
 
     #[tokio::test(start_paused = true)]
@@ -509,7 +509,7 @@ mod tests {
 
     #[test]
     fn why_settings_did_not_load_is_told_with_the_name_of_the_file() {
-        let desk = Desk::default();
+        let desk = FakeFiles::default();
         desk.write("g.yaml", "slo_classes: []\ndefault_class: x\n");
         let source = SettingsFile::of("g.yaml", Arc::new(desk.clone()));
         let told = || source.read().unwrap_err().lines(Path::new("/etc/goodput/g.yaml"));
@@ -526,7 +526,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_watcher_ends_with_the_last_who_could_ask() {
-        let Bench { reloader, mut heard, .. } = bench();
+        let ReloadBench { reloader, mut heard, .. } = bench();
         drop(reloader);
         assert_eq!(heard.recv().await, None);
     }

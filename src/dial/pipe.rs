@@ -202,7 +202,7 @@ mod tests {
         let _listener = network.listen("10.0.0.2:1");
         for millis in [250, 250, 250] {
             assert!(network.dial(&to, None).await.is_ok());
-            assert_eq!(clock.now(), crate::units::Tick::from_millis(millis), "only the first time takes longer");
+            assert_eq!(clock.now(), crate::types::Tick::from_millis(millis), "only the first time takes longer");
         }
         assert_eq!((network.dials("10.0.0.1:1"), network.dials("10.0.0.2:1")), (1, 3));
     }

@@ -72,7 +72,7 @@ pub fn in_order(addresses: &[IpAddr], answered: Option<IpAddr>) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Tick;
+    use crate::types::Tick;
 
     fn v4(last: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, last])

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::observe::TimeoutKind;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// The time limits of one response, as moments. `None` means not running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
 };
 
-use super::own::is_ours;
-use crate::framing;
+use super::gateway_headers::is_ours;
+use crate::http1;
 
 /// Names of the gateway's own response headers.
 pub mod names {
@@ -121,7 +121,7 @@ impl RequestLines {
         let mut text = Vec::with_capacity(USUAL_LINES);
         let mut put = |name: &str, value: &[u8]| {
             if !is_fixed(name) {
-                framing::put_line(&mut text, name, value);
+                http1::put_line(&mut text, name, value);
             }
         };
         for (name, value) in client {
@@ -136,7 +136,7 @@ impl RequestLines {
             put(names::X_FORWARDED_FOR, address.as_bytes());
         }
         let id_at = text.len();
-        let mut put = |name: &str, value: &[u8]| framing::put_line(&mut text, name, value);
+        let mut put = |name: &str, value: &[u8]| http1::put_line(&mut text, name, value);
         if !is_fixed(names::VIA) {
             put(names::VIA, hop.via());
         }
@@ -155,19 +155,19 @@ impl RequestLines {
     /// which it has the request, and the span of this attempt.
     pub fn put(&self, head: &mut Vec<u8>, host: Option<&HeaderValue>, id: &[u8], trace: Option<TraceFields<'_>>) {
         if let Some(host) = host.filter(|_| !self.fixes_host) {
-            framing::put_line(head, "host", host.as_bytes());
+            http1::put_line(head, "host", host.as_bytes());
         }
         let (before_id, behind_id) = self.text.split_at(self.id_at);
         head.extend_from_slice(before_id);
         if !self.fixes_id {
-            framing::put_line(head, names::REQUEST_ID, id);
+            http1::put_line(head, names::REQUEST_ID, id);
         }
         if let Some(TraceFields { parent, state }) = trace {
             if !self.fixes_parent {
-                framing::put_line(head, names::TRACEPARENT, parent);
+                http1::put_line(head, names::TRACEPARENT, parent);
             }
             if let Some(state) = state.filter(|_| !self.fixes_state) {
-                framing::put_line(head, names::TRACESTATE, state.as_bytes());
+                http1::put_line(head, names::TRACESTATE, state.as_bytes());
             }
         }
         head.extend_from_slice(behind_id);
@@ -329,7 +329,7 @@ pub fn for_client(
     let length = length.filter(|_| !is_event_stream);
     let named = if content.has_connection { named_by_connection(engine) } else { Vec::new() };
     let crosses = move |(name, value): &(&HeaderName, &HeaderValue)| match name.as_str() {
-        "content-length" => length.is_some() && framing::stated_length(value.as_bytes()) == length,
+        "content-length" => length.is_some() && http1::stated_length(value.as_bytes()) == length,
         known if is_of_one_hop(known) || is_ours(known) || named.contains(name) => false,
         known => !leads_inside(known, value.as_bytes()),
     };
@@ -360,7 +360,7 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
         return Vec::new();
     }
     let values = headers.get_all(CONNECTION).iter();
-    let tokens = values.flat_map(|value| framing::elements(value.as_bytes()));
+    let tokens = values.flat_map(|value| http1::elements(value.as_bytes()));
     tokens.filter_map(|token| HeaderName::from_bytes(token).ok()).collect()
 }
 
@@ -404,7 +404,7 @@ impl Content {
             if *name == CONTENT_TYPE {
                 kind.get_or_insert(value);
             } else if *name == CONTENT_ENCODING {
-                is_coded |= framing::elements(value.as_bytes())
+                is_coded |= http1::elements(value.as_bytes())
                     .any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"));
             } else if *name == CONNECTION {
                 has_connection = true;
@@ -436,7 +436,7 @@ mod tests {
     use super::names::*;
     use super::*;
     use crate::forward::GatewayHeaders;
-    use crate::units::RequestId;
+    use crate::types::RequestId;
     use http::header::{ACCEPT_ENCODING, HOST};
 
     fn map(fields: &[(&str, &str)]) -> HeaderMap {

@@ -1,18 +1,18 @@
 //! One attempt at one engine: the request is sent on a pooled connection, the response head is held
 //! until the first token, then whole events are relayed as they arrive.
 //!
-//! [`open`](open()) starts an attempt and returns the engine's head; [`Relay`] holds and relays its
+//! [`start`](start()) starts an attempt and returns the engine's head; [`Relay`] holds and relays its
 //! body; [`ReplyBody`] is what the client's connection polls. The choice of engine and what follows a
 //! failure are `gateway`'s loop over `route::retry`. Dropping any of these values closes the engine's
 //! connection, which is how a cancel reaches the engine.
 
-mod ahead;
-mod behind;
+mod abandoned_relay;
+mod attempt;
+pub mod conn_pool;
 pub mod deadlines;
+mod early_head_body;
+mod gateway_headers;
 pub mod headers;
-pub mod lines;
-mod open;
-mod own;
 mod relay;
 pub mod settings;
 
@@ -24,16 +24,16 @@ use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http_body::{Body, Frame, SizeHint};
 
-pub use ahead::{EarlyHeadBody, Serving};
+pub use attempt::{AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, start};
 pub use deadlines::{DeadlineAction, Deadlines};
-pub use open::{AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, open};
-pub use own::GatewayHeaders;
+pub use early_head_body::{EarlyHeadBody, Serving};
+pub use gateway_headers::GatewayHeaders;
 pub use relay::{HoldError, Relay, RelayConfig, RelayEnd, RelayEvents, TruncatedBody, UpstreamHead};
 
-use crate::framing::{HeaderSink, ResponseHeaders};
+use crate::http1::{HeaderSink, ResponseHeaders};
 use crate::observe::TimeoutKind;
-use crate::refuse::Rejection;
-use ahead::{EarlyHeadStep, KEEPALIVE};
+use crate::reject::Rejection;
+use early_head_body::{EarlyHeadStep, KEEPALIVE};
 
 /// The body of every response of the gateway.
 pub enum ReplyBody {
@@ -99,15 +99,15 @@ impl Body for ReplyBody {
 
 /// The engine's headers, and the gateway's own.
 impl ResponseHeaders for ReplyBody {
-    fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
+    fn upstream_headers(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
         if let ReplyBody::Relay(relay) = self {
-            relay.pass_fields(to);
+            relay.upstream_headers(to);
         }
     }
 
-    fn add_fields(&self, head: &mut impl HeaderSink) {
+    fn gateway_headers(&self, head: &mut impl HeaderSink) {
         if let ReplyBody::Relay(relay) = self {
-            relay.add_fields(head);
+            relay.gateway_headers(head);
         }
     }
 }

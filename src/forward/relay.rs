@@ -1,7 +1,7 @@
 //! Relays a response: the engine's body on one side, the client on the other, the observer beside it, and
 //! all running time limits.
 //!
-//! The same value is polled by [`Relay::hold`] while the head is held, and by
+//! The same value is polled by [`Relay::hold_until_first_token`] while the head is held, and by
 //! [`ReplyBody`](super::ReplyBody) afterwards. There is no channel or task between the two
 //! connections: a client that does not read stops the reading from the engine.
 //!
@@ -19,23 +19,23 @@ use http::header::{HeaderName, HeaderValue};
 use http::response;
 use http_body::{Body, SizeHint};
 
-use super::ahead::KEEPALIVE;
-use super::behind::AbandonedRelay;
+use super::abandoned_relay::AbandonedRelay;
+use super::attempt::{ConnectError, ConnectingAttempt};
+use super::conn_pool::{UpstreamBody, UpstreamResponse};
 use super::deadlines::{DeadlineAction, Deadlines};
+use super::early_head_body::KEEPALIVE;
+use super::gateway_headers::GatewayHeaders;
 use super::headers::{self, Content, Media};
 use super::limit_refusal;
-use super::lines::{UpstreamBody, UpstreamResponse};
-use super::open::{ConnectError, ConnectingAttempt};
-use super::own::GatewayHeaders;
 use super::settings::Timeouts;
 use crate::clock::{Alarm, Alarms, Clock};
-use crate::framing::HeaderSink;
+use crate::http1::HeaderSink;
 use crate::judge::ProgressCell;
-use crate::observe::{Ending, InBandError, Observer, PieceInfo, Reader, Timeline, TimeoutKind};
-use crate::refuse::Rejection;
+use crate::observe::{Ending, InBandError, Observer, PieceInfo, ResponseFormat, Timeline, TimeoutKind};
+use crate::reject::Rejection;
 use crate::rewrite::EventGate;
-use crate::route::Signals;
-use crate::units::{ClientState, Dialect, DisconnectReason, RequestId, Tick};
+use crate::route::EngineSignals;
+use crate::types::{ClientState, Dialect, DisconnectReason, RequestId, Tick};
 
 /// Longest preamble (role events, comments) held without a token, bytes.
 const HELD_PREAMBLE: usize = 64 * 1024;
@@ -108,19 +108,19 @@ pub struct RelayConfig {
     /// Filters the bytes.
     pub gate: EventGate,
     /// How the body is read.
-    pub reader: Reader,
+    pub reader: ResponseFormat,
     /// The running time limits.
     pub deadlines: Deadlines,
     /// The class's time limits.
     pub timeouts: Arc<Timeouts>,
     /// Receives token events, for the gauge of overdue requests.
-    pub pulse: ProgressCell,
+    pub progress_cell: ProgressCell,
     /// Format of error events.
     pub dialect: Dialect,
     /// The request id known to the client.
     pub request_id: RequestId,
     /// Receives signs of life of the engine.
-    pub signals: Arc<Signals>,
+    pub signals: Arc<EngineSignals>,
     /// What the engine says of the key that it saw is nothing to the client.
     pub key_is_ours: bool,
 }
@@ -161,7 +161,7 @@ pub struct Relay {
     gave: bool,
     /// Whether the engine's last bytes were activity, including comments.
     spoke: bool,
-    keeper: Option<Box<dyn RelayEvents>>,
+    subscriber: Option<Box<dyn RelayEvents>>,
     /// The engine's head and the gateway's headers until the first bytes are sent. Boxed, so that a long
     /// stream does not keep the memory.
     head: Option<Box<(UpstreamHead, GatewayHeaders)>>,
@@ -217,7 +217,7 @@ impl Relay {
         relay.beginning = StreamStart::BehindComments;
         if relay.parts.deadlines.keepalive.is_none() {
             relay.offer(KEEPALIVE);
-            relay.comment_later();
+            relay.schedule_keepalive();
         }
         relay
     }
@@ -246,7 +246,7 @@ impl Relay {
                 alarm,
                 gave: false,
                 spoke: true,
-                keeper: None,
+                subscriber: None,
                 head: None,
                 tail_is_out: false,
                 broken: false,
@@ -262,7 +262,7 @@ impl Relay {
     ///
     /// # Errors
     /// [`HoldError`] if it will not start.
-    pub async fn hold(&mut self) -> Result<Tick, HoldError> {
+    pub async fn hold_until_first_token(&mut self) -> Result<Tick, HoldError> {
         if !self.streams() {
             self.parts.deadlines.token_came();
             self.gave = true;
@@ -315,7 +315,7 @@ impl Relay {
     /// Whether what has come of a JSON body may yet be an engine's word on a key that is not the client's:
     /// of a body that begins as an error all is waited for.
     fn may_refuse_key(&self) -> bool {
-        let is_json = self.parts.key_is_ours && self.parts.reader == Reader::Json;
+        let is_json = self.parts.key_is_ours && self.parts.reader == ResponseFormat::Json;
         is_json && self.ready_bytes < LONGEST_ERROR && may_be_error(self.ready.iter().flatten().copied())
     }
 
@@ -339,7 +339,7 @@ impl Relay {
                     continue;
                 }
                 UpstreamEvent::Due(DeadlineAction::Hold | DeadlineAction::Keepalive | DeadlineAction::Over) => {
-                    self.let_go();
+                    self.release_head();
                     return Poll::Ready(Ok(self.parts.clock.now()));
                 }
             };
@@ -347,7 +347,7 @@ impl Relay {
                 Some(error) if !error.after_first_token => return Poll::Ready(Err(HoldError::Error(error))),
                 _ if self.seen().has_token() || self.seen().is_finished() => return Poll::Ready(Ok(at)),
                 _ if self.ready_bytes > HELD_PREAMBLE => {
-                    self.let_go();
+                    self.release_head();
                     return Poll::Ready(Ok(at));
                 }
                 _ => {}
@@ -365,9 +365,9 @@ impl Relay {
     }
 
     /// Releases the head without a token; errors become events from now on.
-    pub fn let_go(&mut self) {
+    pub fn release_head(&mut self) {
         self.parts.deadlines.hold = None;
-        self.comment_later();
+        self.schedule_keepalive();
     }
 
     /// A panic was caught in the relay: the response is lost through the gateway's fault.
@@ -377,7 +377,7 @@ impl Relay {
         self.close(Ending::Panicked, None);
     }
 
-    fn comment_later(&mut self) {
+    fn schedule_keepalive(&mut self) {
         let next = self.parts.timeouts.keepalive.map(|every| self.parts.clock.now() + every);
         self.parts.deadlines.keepalive = next;
     }
@@ -396,16 +396,16 @@ impl Relay {
     }
 
     fn streams(&self) -> bool {
-        self.parts.reader == Reader::Events
+        self.parts.reader == ResponseFormat::Events
     }
 
     /// Sets the receiver of the relay's events. `at`: the present moment.
-    pub fn keep(&mut self, mut keeper: Box<dyn RelayEvents>, at: Tick) {
+    pub fn subscribe(&mut self, mut subscriber: Box<dyn RelayEvents>, at: Tick) {
         self.parts.deadlines.hold = None;
         if self.has_token() {
-            keeper.first_token(at);
+            subscriber.first_token(at);
         }
-        self.keeper = Some(keeper);
+        self.subscriber = Some(subscriber);
         // A body known to be empty is never polled.
         let is_empty = match &self.engine {
             UpstreamState::Speaking(body) => body.is_end_stream(),
@@ -423,14 +423,14 @@ impl Relay {
         self.head = Some(Box::new((head, own)));
     }
 
-    pub(super) fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
+    pub(super) fn upstream_headers(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
         if let Some((head, _)) = self.head.as_deref() {
             let length = self.size_hint().exact();
             headers::for_client(&head.parts.headers, head.content, length).for_each(|(name, value)| to(name, value));
         }
     }
 
-    pub(super) fn add_fields(&self, head: &mut impl HeaderSink) {
+    pub(super) fn gateway_headers(&self, head: &mut impl HeaderSink) {
         if let Some((_, own)) = self.head.as_deref() {
             own.add_to(head);
         }
@@ -524,7 +524,7 @@ impl Relay {
                     let Ok(bytes) = frame.into_data() else { continue };
                     // A body of known length is not polled to its end.
                     let whole = !streams && engine.is_end_stream();
-                    let at = self.hear(bytes);
+                    let at = self.on_bytes(bytes);
                     if whole {
                         self.take_tail(at);
                         self.engine = UpstreamState::Over;
@@ -547,7 +547,7 @@ impl Relay {
 
     /// Handles received bytes: one clock read, then observer and gate; the filtered bytes are ready. Returns
     /// the moment.
-    fn hear(&mut self, frame: Bytes) -> Tick {
+    fn on_bytes(&mut self, frame: Bytes) -> Tick {
         let at = self.parts.clock.now();
         let Some(observer) = self.observer.as_mut() else { return at };
         let limited = self.parts.client.limited_since(at);
@@ -555,7 +555,7 @@ impl Relay {
             observer.limit_gaps(since);
         }
         let had_token = observer.has_token();
-        let (gate, pulse, beginning) = (&mut self.parts.gate, &self.parts.pulse, &mut self.beginning);
+        let (gate, progress_cell, beginning) = (&mut self.parts.gate, &self.parts.progress_cell, &mut self.beginning);
         let (key_is_ours, refused_key) = (self.parts.key_is_ours, &mut self.refused_key);
         let mut has_token = false;
         let mut gather = Batch::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
@@ -569,7 +569,7 @@ impl Relay {
             has_token |= note.token;
             // Once limited, only a first token matters.
             if note.token && (limited.is_none() || !had_token) {
-                pulse.token(at, note.visible);
+                progress_cell.token(at, note.visible);
             }
             let began = std::mem::replace(beginning, StreamStart::Over);
             gate.pass(piece, note, &mut |mut passed| {
@@ -583,11 +583,11 @@ impl Relay {
         if has_token {
             self.parts.signals.is_alive(at);
         }
-        self.parts.pulse.finished(observer.is_finished());
+        self.parts.progress_cell.finished(observer.is_finished());
         if let Some(broke) = observer.itl_broke() {
-            self.parts.pulse.itl_broke(broke);
+            self.parts.progress_cell.itl_broke(broke);
         }
-        if self.parts.reader != Reader::Events {
+        if self.parts.reader != ResponseFormat::Events {
             // Sound, a transcript, a list of numbers: where no tokens show, what is made of them does.
             self.parts.signals.is_alive(at);
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
@@ -616,8 +616,8 @@ impl Relay {
 
     fn token_came(&mut self, at: Tick) {
         self.parts.deadlines.token_came();
-        if let Some(keeper) = self.keeper.as_mut() {
-            keeper.first_token(at);
+        if let Some(subscriber) = self.subscriber.as_mut() {
+            subscriber.first_token(at);
         }
     }
 
@@ -652,7 +652,7 @@ impl Relay {
     /// event.
     fn finish_clean(&mut self) {
         let complete = self.seen().is_finished() || self.seen().error().is_some();
-        if self.parts.reader == Reader::Events && !complete {
+        if self.parts.reader == ResponseFormat::Events && !complete {
             if self.tail_is_out {
                 self.offer(Bytes::from_static(b"\n\n"));
             }
@@ -667,7 +667,7 @@ impl Relay {
     fn fail(&mut self, ending: Ending, refusal: &Rejection) {
         self.let_finish_go();
         let seen = self.seen();
-        if self.parts.reader != Reader::Events || seen.long_event_is_out() {
+        if self.parts.reader != ResponseFormat::Events || seen.long_event_is_out() {
             self.broken = true;
         } else if !seen.is_finished() && seen.error().is_none() {
             let event = self.error_event(refusal);
@@ -694,8 +694,8 @@ impl Relay {
 
     /// Behind a head of ours no stream came, or what it says is nothing to the client.
     fn no_stream(&mut self, refusal: Rejection) {
-        let of_our_key = match (&refusal, &self.keeper) {
-            (Rejection::EngineAnswered { status }, Some(keeper)) => keeper.refused_key(*status),
+        let of_our_key = match (&refusal, &self.subscriber) {
+            (Rejection::EngineAnswered { status }, Some(subscriber)) => subscriber.refused_key(*status),
             _ => None,
         };
         let refusal = of_our_key.unwrap_or(refusal);
@@ -721,7 +721,7 @@ impl Relay {
                 self.beginning = StreamStart::BehindComments;
             }
         }
-        self.comment_later();
+        self.schedule_keepalive();
     }
 
     fn error_event(&self, refusal: &Rejection) -> Bytes {
@@ -747,8 +747,8 @@ impl Relay {
         if observer.is_finished() {
             self.parts.signals.is_alive(at);
         }
-        if let Some(keeper) = self.keeper.take() {
-            keeper.end(RelayEnd { timeline: observer.last_look(ending, at), refusal, never_sent });
+        if let Some(subscriber) = self.subscriber.take() {
+            subscriber.end(RelayEnd { timeline: observer.last_look(ending, at), refusal, never_sent });
         }
         self.observer = None;
     }
@@ -762,12 +762,12 @@ impl Relay {
         let UpstreamState::Speaking(engine) = std::mem::replace(&mut self.engine, UpstreamState::Over) else {
             return None;
         };
-        let (clock, keeper, mut observer) = (self.parts.clock, self.keeper.take(), self.observer.take()?);
+        let (clock, subscriber, mut observer) = (self.parts.clock, self.subscriber.take(), self.observer.take()?);
         let at = clock.now();
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
         }
-        Some(AbandonedRelay { clock, engine, observer, keeper, ending, at })
+        Some(AbandonedRelay { clock, engine, observer, subscriber, ending, at })
     }
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<DeadlineAction> {

@@ -8,23 +8,23 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use super::charge::{self, ServiceSpeed, Unseen};
-use super::house::GatewayState;
-use super::promise::{PoolHandle, SettingsSnapshot};
 use super::request::{RequestContext, plausible_choices};
+use super::snapshot::{PoolHandle, SettingsSnapshot};
+use super::state::GatewayState;
 use crate::admit::Reservation;
-use crate::admit::desk::Seat;
 use crate::admit::limit::settings::OverLimit;
-use crate::admit::limit::{Exhausted, Output, Used, Wanted};
-use crate::admit::queue::{Aim, Ask, Standing};
-use crate::admit::shared::Denied;
+use crate::admit::limit::{LimitExceeded, Output, Used, Wanted};
+use crate::admit::pool_queue::Seat;
+use crate::admit::queue::{Deadline, LimitState, QueueRequest};
+use crate::admit::redis::Denied;
 use crate::clock::Clock;
 use crate::inspect::Facts;
-use crate::judge::{Case, Objective, Objectives, Progress, breaks_at};
+use crate::judge::{JudgeContext, Objective, Objectives, Progress, breaks_at};
 use crate::observe::Timeline;
 use crate::record::ActiveRequest;
-use crate::refuse::Rejection;
-use crate::route::{Prediction, Size, Work};
-use crate::units::{Endpoint, TenantId, Tick, Tokens};
+use crate::reject::Rejection;
+use crate::route::{Prediction, WorkEstimate, WorkGuard};
+use crate::types::{ApiPath, TenantId, Tick, Tokens};
 
 /// What a request holds until its end.
 #[derive(Debug)]
@@ -69,12 +69,12 @@ impl AdmissionGuard {
     }
 
     /// Sets the seat, if it needs one.
-    pub fn sits(&mut self, seat: Option<Seat>) {
+    pub fn set_seat(&mut self, seat: Option<Seat>) {
         self.seat = seat;
     }
 
     /// Records that it was dispatched to an engine with this share of work.
-    pub fn dispatched(&mut self, work: Option<&Work>) {
+    pub fn dispatched(&mut self, work: Option<&WorkGuard>) {
         self.dispatched = true;
         let Some((metered, work)) = self.metered.as_deref_mut().zip(work) else { return };
         let is_new = metered.pace.is_none_or(|pace| pace.dispatched != work.dispatched());
@@ -86,18 +86,18 @@ impl AdmissionGuard {
     /// Records the first token, which means that the prompt was prefilled.
     pub fn first_token(&mut self) {
         if let Some(seat) = &mut self.seat {
-            seat.has_read();
+            seat.prefill_done();
         }
     }
 
     /// Moves to a seat in another pool.
-    pub fn takes(&mut self, spare: FreeSeat) {
+    pub fn swap_seat(&mut self, spare: FreeSeat) {
         self.seat = spare.0;
     }
 
     /// Charges a response that ended, and releases the seat. `never_sent`: its last attempt was still
     /// connecting.
-    pub fn settle(mut self, timeline: &Timeline, case: &Case, refusal: Option<&Rejection>, never_sent: bool) {
+    pub fn settle(mut self, timeline: &Timeline, case: &JudgeContext, refusal: Option<&Rejection>, never_sent: bool) {
         let metered = self.metered.take();
         let unseen = |at| metered.as_ref().map_or(Tokens::ZERO, |metered| metered.unseen(at));
         let used = charge::of_answer(timeline, case, refusal, self.prompt, unseen);
@@ -128,9 +128,9 @@ pub struct FreeSeat(Option<Seat>);
 
 impl FreeSeat {
     /// `None` if no seat of the pool is free.
-    pub fn of(pool: &PoolHandle, ask: &Ask) -> Option<FreeSeat> {
-        let Some(desk) = &pool.desk else { return Some(FreeSeat(None)) };
-        desk.take_free_seat(ask).map(|seat| FreeSeat(Some(seat)))
+    pub fn of(pool: &PoolHandle, queue_request: &QueueRequest) -> Option<FreeSeat> {
+        let Some(pool_queue) = &pool.pool_queue else { return Some(FreeSeat(None)) };
+        pool_queue.take_free_seat(queue_request).map(|seat| FreeSeat(Some(seat)))
     }
 }
 
@@ -156,7 +156,7 @@ impl Drop for AdmissionGuard {
 pub struct ReservedTokens {
     metered: Option<Box<Metered>>,
     /// Whether the request is within them.
-    pub standing: Standing,
+    pub limit_state: LimitState,
     /// When that was decided: later than the body's last byte if a store had to be asked.
     pub at: Tick,
 }
@@ -164,7 +164,7 @@ pub struct ReservedTokens {
 /// The reservation: the prompt, plus the stated cap or the class's assumed output over all choices; no
 /// tokens on paths that only count them.
 #[must_use]
-pub fn wanted(facts: &Facts, endpoint: Endpoint, objectives: &Objectives, prompt: Tokens) -> Wanted {
+pub fn wanted(facts: &Facts, endpoint: ApiPath, objectives: &Objectives, prompt: Tokens) -> Wanted {
     if !endpoint.costs_tokens() {
         return Wanted::A_REQUEST;
     }
@@ -180,11 +180,11 @@ pub fn wanted(facts: &Facts, endpoint: Endpoint, objectives: &Objectives, prompt
 impl RequestContext<'_> {
     /// Position in the queue: behind others if the tenant is over a limit or an overload level defers the
     /// class.
-    pub(super) fn standing(&self, by_limits: Standing, active: &mut ActiveRequest) -> Standing {
-        if by_limits == Standing::OverLimit {
-            active.goes_beyond_its_limit();
+    pub(super) fn limit_state(&self, by_limits: LimitState, active: &mut ActiveRequest) -> LimitState {
+        if by_limits == LimitState::OverLimit {
+            active.mark_over_limit();
         }
-        if self.overload.defers(active) { Standing::OverLimit } else { by_limits }
+        if self.overload.defers(active) { LimitState::OverLimit } else { by_limits }
     }
 
     /// Expected output per choice. A stated cap counts only up to the class's assumption, so that an absurd
@@ -206,27 +206,33 @@ impl RequestContext<'_> {
     /// The request's position in the queue.
     ///
     /// `usual` is the usual output length of responses with this E2E objective.
-    fn ask(&self, standing: Standing, predicted: Option<Prediction>, usual: impl Fn(Duration) -> Option<u64>) -> Ask {
+    fn queue_request(
+        &self,
+        limit_state: LimitState,
+        predicted: Option<Prediction>,
+        usual: impl Fn(Duration) -> Option<u64>,
+    ) -> QueueRequest {
         let class = &self.policy.class;
         let limits = &class.timeouts;
         let head = if self.streams() { limits.first_token } else { limits.response_head };
         let own_limits = self.start + head.min(limits.total);
-        Ask {
+        QueueRequest {
             tenant: self.tenant.clone(),
-            rank: class.priority,
+            priority: class.priority,
             arrival: self.start,
-            aim: self.aim(predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO }), usual),
+            deadline: self
+                .deadline(predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO }), usual),
             tokens: self.work(),
             prompt: self.uncached,
-            leave_by: own_limits.min(self.body.complete + class.queue.max_wait),
+            timeout_at: own_limits.min(self.body.complete + class.queue.max_wait),
             when_hopeless: class.queue.when_hopeless,
-            standing,
+            limit_state,
         }
     }
 
     /// The deadline that orders it: the class's own, or a later one that the request asks for. Its own
     /// targets never make it earlier.
-    fn aim(&self, predicted: Prediction, usual: impl Fn(Duration) -> Option<u64>) -> Aim {
+    fn deadline(&self, predicted: Prediction, usual: impl Fn(Duration) -> Option<u64>) -> Deadline {
         let class = &*self.policy.objectives;
         let objectives = if std::ptr::eq(class, &*self.objectives) {
             Cow::Borrowed(class)
@@ -236,18 +242,18 @@ impl RequestContext<'_> {
             Cow::Owned(Objectives { ttft, tpot, ..class.clone() })
         };
         if let Some(ttft) = objectives.ttft.filter(|_| self.streams_tokens()) {
-            return Aim::FirstToken { within: ttft.threshold, lead: predicted.ttft };
+            return Deadline::FirstToken { within: ttft.threshold, lead: predicted.ttft };
         }
-        let case = Case { stated_cap: self.facts().caps.largest(), ..Case::of(self.dialect()) };
+        let case = JudgeContext { stated_cap: self.facts().caps.largest(), ..JudgeContext::of(self.dialect()) };
         let waiting = Progress::waiting(self.start, true, self.streams_tokens());
         match breaks_at(&waiting, &objectives, &case) {
             Some(moment) => {
                 let usual = objectives.e2e.and_then(|e2e| usual(e2e.threshold)).unwrap_or(u64::MAX);
                 let further = u32::try_from(self.output().0.saturating_sub(1).min(usual)).unwrap_or(u32::MAX);
                 let service = predicted.ttft + predicted.tpot.saturating_mul(further);
-                Aim::Whole { within: moment - self.start, service }
+                Deadline::Whole { within: moment - self.start, service }
             }
-            None => Aim::Whenever,
+            None => Deadline::Whenever,
         }
     }
 }
@@ -270,11 +276,11 @@ impl GatewayState {
         at: Tick,
     ) -> Result<ReservedTokens, Rejection> {
         if !live.is_metered {
-            return Ok(ReservedTokens { metered: None, standing: Standing::WithinLimits, at });
+            return Ok(ReservedTokens { metered: None, limit_state: LimitState::WithinLimits, at });
         }
         let wanted = wanted(request.facts(), request.endpoint, &request.objectives, request.prompt);
         let reserved = self.reserve_of(live, request.tenant, request.model.unwrap_or_default(), &wanted, at).await?;
-        let standing = if reserved.is_some() { Standing::WithinLimits } else { Standing::OverLimit };
+        let limit_state = if reserved.is_some() { LimitState::WithinLimits } else { LimitState::OverLimit };
         let metered = reserved.map(|reservation| {
             let choices = plausible_choices(request.facts());
             let lowered =
@@ -288,7 +294,7 @@ impl GatewayState {
                 pace: None,
             })
         });
-        Ok(ReservedTokens { metered, standing, at: self.clock.now() })
+        Ok(ReservedTokens { metered, limit_state, at: self.clock.now() })
     }
 
     /// Counts a request that the gateway answers itself, at no tokens.
@@ -316,25 +322,29 @@ impl GatewayState {
         wanted: &Wanted,
         at: Tick,
     ) -> Result<Option<Reservation>, Rejection> {
-        match self.books.reserve(tenant, model, wanted, at).await {
+        match self.limiter.reserve(tenant, model, wanted, at).await {
             Ok(reservation) => Ok(Some(reservation)),
             Err(Denied::Unavailable) => Err(Rejection::LimitsStoreUnavailable),
-            Err(Denied::Exhausted(Exhausted::ForEver { limit, scope, need, most })) => {
+            Err(Denied::Exhausted(LimitExceeded::NeverFits { limit, scope, need, most })) => {
                 Err(Rejection::RequestExceedsLimit { limit, scope, need, most })
             }
-            Err(Denied::Exhausted(Exhausted::ForNow { .. })) if live.when_over_limit(tenant) == OverLimit::Demote => {
+            Err(Denied::Exhausted(LimitExceeded::Retryable { .. }))
+                if live.when_over_limit(tenant) == OverLimit::Demote =>
+            {
                 Ok(None)
             }
-            Err(Denied::Exhausted(Exhausted::ForNow { standing, retry_after })) => {
-                Err(Rejection::RateLimitExceeded { standing, retry_after })
+            Err(Denied::Exhausted(LimitExceeded::Retryable { limit_status, retry_after })) => {
+                Err(Rejection::RateLimitExceeded { limit_status, retry_after })
             }
         }
     }
 
     /// The request's entry for a queue.
-    pub(super) fn queue_request(&self, request: &RequestContext<'_>, standing: Standing) -> Ask {
+    pub(super) fn queue_request(&self, request: &RequestContext<'_>, limit_state: LimitState) -> QueueRequest {
         let (pool, at) = (&request.routed.pools[0], request.body.complete);
-        let lead = Size { prefill: request.uncached, ..request.size };
-        request.ask(standing, self.fleet.predict(pool, lead, at), |limit| self.fleet.usual_length(pool, limit))
+        let lead = WorkEstimate { prefill: request.uncached, ..request.size };
+        request.queue_request(limit_state, self.fleet.predict(pool, lead, at), |limit| {
+            self.fleet.usual_length(pool, limit)
+        })
     }
 }

@@ -11,26 +11,26 @@ use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER};
 
 use super::admission::{AdmissionGuard, FreeSeat};
-use super::promise::PoolHandle;
-use super::reply;
+use super::local_reply;
+use super::snapshot::PoolHandle;
 use super::upstream::{UpstreamRequest, Upstreams};
-use crate::admit::levels::{Kind, Kinds};
-use crate::admit::queue::Reading;
+use crate::admit::overload_control::{ActionKind, ActionKinds};
+use crate::admit::queue::PrefillBudget;
+use crate::forward::conn_pool::{RequestWriter, UpstreamResponse};
 use crate::forward::deadlines::earlier;
 use crate::forward::headers::{Content, EngineHeaders, Hop, Media, RequestLines, RequestMeta, TraceFields};
-use crate::forward::lines::{RequestWriter, UpstreamResponse};
 use crate::forward::{
     AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, DeadlineAction, Deadlines, HoldError, Relay,
-    RelayConfig, UpstreamHead, limit_refusal, open,
+    RelayConfig, UpstreamHead, limit_refusal, start,
 };
-use crate::observe::{Expect, Observer, Reader, TimeoutKind};
+use crate::observe::{Observer, ResponseExpectation, ResponseFormat, TimeoutKind};
 use crate::record::trace::OutgoingTrace;
-use crate::refuse::Rejection;
+use crate::reject::Rejection;
 use crate::rewrite::{self, EditPlan, Edits, EventGate, ReasoningEdit};
-use crate::route::retry::{self, Attempts, Happened, Injection};
-use crate::route::settings::{EngineAddress, EngineKind, Pool};
-use crate::route::{DepartureWatch, Signals, Work};
-use crate::units::{Dialect, EngineId, PoolId, Tick};
+use crate::route::retry::{self, AttemptOutcome, Attempts, Injection};
+use crate::route::settings::{EngineAddress, EngineKind, PoolSettings};
+use crate::route::{DepartureWatch, EngineSignals, WorkGuard};
+use crate::types::{Dialect, EngineId, PoolId, Tick};
 
 /// Destination of an attempt.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ impl AttemptTarget {
     }
 
     /// Tells the operator of it, once a minute for each engine.
-    pub(super) fn tell_of_refused_key(&self, status: u16, signals: &Signals, now: Tick) {
+    pub(super) fn tell_of_refused_key(&self, status: u16, signals: &EngineSignals, now: Tick) {
         if signals.is_to_tell_of_key(now) {
             let (pool, engine, has_key) = (&self.pool, &self.engine, self.credential == EngineCredential::Pool);
             tracing::warn!(
@@ -92,7 +92,7 @@ pub(super) enum AttemptResult {
     Speaks(Box<HeldResponse>, Tick),
     /// It failed before the first forwarded byte: the outcome, and the response or rejection to send if no
     /// further attempt succeeds.
-    Failed(Happened, Result<Box<HeldResponse>, Rejection>),
+    Failed(AttemptOutcome, Result<Box<HeldResponse>, Rejection>),
     /// A class limit or the drain limit ended it.
     Ended(Rejection),
 }
@@ -104,7 +104,7 @@ pub struct HeldResponse {
     /// The body.
     pub relay: Box<Relay>,
     /// The engine's share of work, released when dropped.
-    pub work: Option<Box<Work>>,
+    pub work: Option<Box<WorkGuard>>,
     /// The engine.
     pub place: AttemptTarget,
     /// When the request was dispatched.
@@ -112,7 +112,7 @@ pub struct HeldResponse {
     /// Whether its body had injected members.
     pub injection: Injection,
     /// Overload actions applied to its body.
-    pub degraded: Kinds,
+    pub degraded: ActionKinds,
 }
 
 /// A further pool that takes over a request whose engine is going away.
@@ -137,7 +137,7 @@ pub(super) struct Attempt<'a> {
     pub(super) may_cap: bool,
     pub(super) fresh: bool,
     /// Signs of life of the engine.
-    pub(super) signals: &'a Arc<Signals>,
+    pub(super) signals: &'a Arc<EngineSignals>,
     /// Whether another engine could take over if this one goes away.
     pub(super) watches: bool,
     /// Attempts so far, this one included.
@@ -152,7 +152,7 @@ pub(super) struct Attempt<'a> {
 /// clients repeat.
 struct PassedFields {
     /// What they were made for.
-    pool: Arc<Pool>,
+    pool: Arc<PoolSettings>,
     sent: RequestMeta,
     address: Option<Box<str>>,
     lines: RequestLines,
@@ -184,14 +184,14 @@ impl PassedFields {
 struct Dispatch {
     dispatched: Tick,
     injection: Injection,
-    degraded: Kinds,
+    degraded: ActionKinds,
 }
 
 impl Dispatch {
     /// The outcome of an unsuccessful status.
-    fn answered(self, status: u16, retry_after: Option<Duration>) -> Happened {
-        let happened = Happened::answer(status, retry_after, self.injection);
-        if self.degraded.has(Kind::CapOutput) { happened.with_lowered_cap(status) } else { happened }
+    fn answered(self, status: u16, retry_after: Option<Duration>) -> AttemptOutcome {
+        let happened = AttemptOutcome::answer(status, retry_after, self.injection);
+        if self.degraded.has(ActionKind::CapOutput) { happened.with_lowered_cap(status) } else { happened }
     }
 }
 
@@ -211,7 +211,7 @@ impl Attempt<'_> {
     /// over.
     pub(super) async fn run(
         &self,
-        work: &mut Option<Box<Work>>,
+        work: &mut Option<Box<WorkGuard>>,
         held: &mut AdmissionGuard,
         exit: &mut Option<Exit>,
         deadlines: Deadlines,
@@ -220,7 +220,7 @@ impl Attempt<'_> {
         let mut watch = self.watches.then(|| DepartureWatch::new(self.signals));
         let edits = self.edits();
         let asked = Dispatch { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
-        let mut opening = poll_fn(|cx| Poll::Ready(open(self.call(&edits, dispatched), cx))).await;
+        let mut opening = poll_fn(|cx| Poll::Ready(start(self.call(&edits, dispatched), cx))).await;
         if self.request.has_head() {
             let every = self.request.context.policy.class.timeouts.keepalive;
             let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
@@ -229,7 +229,7 @@ impl Attempt<'_> {
         match self.wait_for_head(&mut opening, work, held, (&mut watch, exit), deadlines, dispatched).await {
             HeadResult::Failed(failed) => {
                 if failed.why == ConnectErrorKind::Refused {
-                    self.bound.yard.departs(&self.place.engine);
+                    self.bound.live_pool.departs(&self.place.engine);
                 }
                 AttemptResult::Failed(happened(&failed), Err(failed.refusal()))
             }
@@ -247,7 +247,7 @@ impl Attempt<'_> {
                     let retry_after = self.retry_after(&spoke.head.parts);
                     return self.failed(asked.answered(status.as_u16(), retry_after), status.as_u16(), spoke);
                 }
-                let Some(speaks) = self.hold(&mut spoke.relay, watch.as_mut(), exit).await else {
+                let Some(speaks) = self.hold_until_first_token(&mut spoke.relay, watch.as_mut(), exit).await else {
                     return self.departed();
                 };
                 match speaks {
@@ -257,7 +257,7 @@ impl Attempt<'_> {
                     }
                     Err(HoldError::Error(error)) => self.failed(asked.answered(error.code, None), error.code, spoke),
                     Err(HoldError::Truncated | HoldError::Broken) => {
-                        AttemptResult::Failed(Happened::Broken, Err(Rejection::StreamIncomplete))
+                        AttemptResult::Failed(AttemptOutcome::Broken, Err(Rejection::StreamIncomplete))
                     }
                     Err(HoldError::TimedOut(limit)) => AttemptResult::Ended(self.limit(limit)),
                     Err(HoldError::Drained) => AttemptResult::Ended(Rejection::DrainCut),
@@ -268,7 +268,7 @@ impl Attempt<'_> {
 
     /// Handles an unsuccessful response. An engine's rejection of the pool's own key is the operator's concern:
     /// the client gets a 502, the log a warning.
-    fn failed(&self, happened: Happened, code: u16, answer: Box<HeldResponse>) -> AttemptResult {
+    fn failed(&self, happened: AttemptOutcome, code: u16, answer: Box<HeldResponse>) -> AttemptResult {
         match self.place.refused_key(code) {
             None => AttemptResult::Failed(happened, Ok(answer)),
             Some(refused) => {
@@ -280,19 +280,19 @@ impl Attempt<'_> {
 
     /// The engine is going away before any of its response was used.
     fn departed(&self) -> AttemptResult {
-        AttemptResult::Failed(Happened::Departing, Err(Rejection::EngineReset { pool: self.place.pool.clone() }))
+        AttemptResult::Failed(AttemptOutcome::Departing, Err(Rejection::EngineReset { pool: self.place.pool.clone() }))
     }
 
-    /// Holds a response as [`Relay::hold`] does. `None` if the engine goes away meanwhile and another one takes
+    /// Holds a response as [`Relay::hold_until_first_token`] does. `None` if the engine goes away meanwhile and another one takes
     /// over.
-    async fn hold(
+    async fn hold_until_first_token(
         &self,
         relay: &mut Relay,
         watch: Option<&mut DepartureWatch>,
         exit: &mut Option<Exit>,
     ) -> Option<Result<Tick, HoldError>> {
-        let Some(watch) = watch else { return Some(relay.hold().await) };
-        let mut holding = pin!(relay.hold());
+        let Some(watch) = watch else { return Some(relay.hold_until_first_token().await) };
+        let mut holding = pin!(relay.hold_until_first_token());
         poll_fn(|cx| match holding.as_mut().poll(cx) {
             Poll::Ready(held) => Poll::Ready(Some(held)),
             Poll::Pending if self.departs(watch, exit, cx) => Poll::Ready(None),
@@ -306,7 +306,7 @@ impl Attempt<'_> {
     fn departs(&self, watch: &mut DepartureWatch, exit: &mut Option<Exit>, cx: &Context<'_>) -> bool {
         while watch.poll(cx).is_ready() {
             let now = self.upstreams.clock.now();
-            if self.bound.yard.lets_depart(self.so_far, now) {
+            if self.bound.live_pool.lets_depart(self.so_far, now) {
                 return true;
             }
             *exit = self.exit(now);
@@ -327,7 +327,7 @@ impl Attempt<'_> {
         further.filter(|(_, pool)| fleet.available(pool, now) > 0).find_map(|(at, pool)| {
             let spare = match request.cursor {
                 None => None,
-                Some(cursor) => Some(FreeSeat::of(request.context.policy.pool(pool), cursor.ask)?),
+                Some(cursor) => Some(FreeSeat::of(request.context.policy.pool(pool), cursor.queue_request)?),
             };
             fleet.grants_retry(pool, now).then_some(Exit { at, spare })
         })
@@ -339,23 +339,23 @@ impl Attempt<'_> {
         opening: ConnectingAttempt,
         edits: &Edits,
         deadlines: Deadlines,
-        work: Option<Box<Work>>,
+        work: Option<Box<WorkGuard>>,
         held: &mut AdmissionGuard,
         asked: Dispatch,
     ) -> AttemptResult {
         if opening.is_connected() {
             held.dispatched(work.as_deref());
         }
-        let parts = self.parts(Reader::Events, edits, deadlines);
-        let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-        let spoke = self.spoke(UpstreamHead::of(Arc::new(reply::our_head())), relay, asked);
+        let parts = self.parts(ResponseFormat::Events, edits, deadlines);
+        let relay = Relay::waiting(parts, self.observer(ResponseFormat::Events, 200), opening);
+        let spoke = self.spoke(UpstreamHead::of(Arc::new(local_reply::our_head())), relay, asked);
         AttemptResult::Speaks(Box::new(HeldResponse { work, ..spoke }), self.upstreams.clock.now())
     }
 
     /// Estimated end of prefill for a request whose first token is not observable, if waiting requests depend
     /// on it.
-    fn estimate_prefill_end(&self, work: Option<&Work>, dispatched: Tick) -> Option<Tick> {
-        let is_limited = self.bound.is_limited() && self.bound.settings.queue.reading != Reading::NoLimit;
+    fn estimate_prefill_end(&self, work: Option<&WorkGuard>, dispatched: Tick) -> Option<Tick> {
+        let is_limited = self.bound.is_limited() && self.bound.settings.queue.reading != PrefillBudget::NoLimit;
         let matters = is_limited && !self.request.context.streams();
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
@@ -449,7 +449,7 @@ impl Attempt<'_> {
     async fn wait_for_head(
         &self,
         opening: &mut ConnectingAttempt,
-        work: &mut Option<Box<Work>>,
+        work: &mut Option<Box<WorkGuard>>,
         held: &mut AdmissionGuard,
         (watch, exit): (&mut Option<DepartureWatch>, &mut Option<Exit>),
         mut deadlines: Deadlines,
@@ -520,38 +520,39 @@ impl Attempt<'_> {
     }
 
     /// Chooses the reader by content type and coding.
-    fn reader(&self, status: StatusCode, content: Content) -> Reader {
+    fn reader(&self, status: StatusCode, content: Content) -> ResponseFormat {
         let generates = self.request.context.dialect().generates();
         if !status.is_success() {
-            Reader::Opaque
+            ResponseFormat::Opaque
         } else if content.is_coded {
             if generates {
-                self.upstreams.fleet.answers_coded(&self.place.pool, &self.place.engine);
+                self.upstreams.fleet.mark_compressed(&self.place.pool, &self.place.engine);
             }
-            Reader::Coded
+            ResponseFormat::Coded
         } else if generates && content.media == Media::Events {
-            Reader::Events
+            ResponseFormat::Events
         } else if content.media == Media::Events {
-            Reader::Aside
+            ResponseFormat::Aside
         } else if self.request.context.endpoint.answers_json() || content.media == Media::Json {
-            Reader::Json
+            ResponseFormat::Json
         } else {
-            Reader::Opaque
+            ResponseFormat::Opaque
         }
     }
 
-    fn observer(&self, reader: Reader, status: u16) -> Observer {
+    fn observer(&self, reader: ResponseFormat, status: u16) -> Observer {
         let request = self.request;
         let learned = || request.context.learned.tokens_per_event(&self.place.engine);
-        let ratio = if reader == Reader::Events { learned() } else { 1.0 };
-        request.pulse.expects(ratio);
-        let expect = Expect::of(request.context.dialect(), request.context.facts(), request.context.start, ratio);
+        let ratio = if reader == ResponseFormat::Events { learned() } else { 1.0 };
+        request.progress_cell.set_tokens_per_event(ratio);
+        let expect =
+            ResponseExpectation::of(request.context.dialect(), request.context.facts(), request.context.start, ratio);
         let mut observer = Observer::new(expect, reader, status, request.context.policy.watch.clone());
         observer.knows(&self.bound.moulds);
         observer
     }
 
-    fn parts(&self, reader: Reader, edits: &Edits, deadlines: Deadlines) -> RelayConfig {
+    fn parts(&self, reader: ResponseFormat, edits: &Edits, deadlines: Deadlines) -> RelayConfig {
         let request = self.request;
         RelayConfig {
             clock: self.upstreams.clock,
@@ -561,7 +562,7 @@ impl Attempt<'_> {
             reader,
             deadlines,
             timeouts: Arc::clone(&request.context.policy.timeouts),
-            pulse: request.pulse.clone(),
+            progress_cell: request.progress_cell.clone(),
             dialect: request.context.dialect(),
             request_id: request.context.arrived.id.clone(),
             signals: Arc::clone(self.signals),
@@ -575,13 +576,13 @@ impl Attempt<'_> {
 }
 
 /// Overload actions applied to the body.
-fn degraded(edits: &Edits) -> Kinds {
-    let mut kinds = Kinds::default();
+fn degraded(edits: &Edits) -> ActionKinds {
+    let mut kinds = ActionKinds::default();
     if edits.cap_lowered {
-        kinds.add(Kind::CapOutput);
+        kinds.add(ActionKind::CapOutput);
     }
     if edits.reasoning_off {
-        kinds.add(Kind::ReasoningOff);
+        kinds.add(ActionKind::ReasoningOff);
     }
     kinds
 }
@@ -591,11 +592,11 @@ const fn knows_priority(dialect: Dialect) -> bool {
     matches!(dialect, Dialect::Chat | Dialect::Completions | Dialect::Responses)
 }
 
-fn happened(failed: &ConnectError) -> Happened {
+fn happened(failed: &ConnectError) -> AttemptOutcome {
     match failed.why {
-        ConnectErrorKind::NoConnection | ConnectErrorKind::Refused => Happened::ConnectFailed,
-        ConnectErrorKind::Lack => Happened::Lacking,
-        ConnectErrorKind::Stale => Happened::StaleLine,
-        ConnectErrorKind::Reset | ConnectErrorKind::Garbage => Happened::Broken,
+        ConnectErrorKind::NoConnection | ConnectErrorKind::Refused => AttemptOutcome::ConnectFailed,
+        ConnectErrorKind::Lack => AttemptOutcome::Lacking,
+        ConnectErrorKind::Stale => AttemptOutcome::StaleConnection,
+        ConnectErrorKind::Reset | ConnectErrorKind::Garbage => AttemptOutcome::Broken,
     }
 }

@@ -8,11 +8,11 @@
 use std::time::Duration;
 
 use crate::admit::limit::Used;
-use crate::judge::{Case, Outcome, of_code};
-use crate::observe::{Ending, Reader, Timeline};
-use crate::refuse::Rejection;
+use crate::judge::{JudgeContext, Outcome, of_code};
+use crate::observe::{Ending, ResponseFormat, Timeline};
+use crate::reject::Rejection;
 use crate::route::Prediction;
-use crate::units::{Tick, Tokens};
+use crate::types::{Tick, Tokens};
 
 /// TPOT assumed for an engine before its own is learned.
 const UNLEARNED_TPOT: Duration = Duration::from_millis(20);
@@ -65,7 +65,7 @@ impl Unseen {
 /// The charge for a response; `unseen` estimates output that cannot be observed.
 pub fn of_answer(
     timeline: &Timeline,
-    case: &Case,
+    case: &JudgeContext,
     refusal: Option<&Rejection>,
     prompt: Tokens,
     unseen: impl FnOnce(Tick) -> Tokens,
@@ -92,7 +92,7 @@ pub fn of_answer(
 }
 
 /// Whether a response without a token ended for a reason other than a failure of the service.
-fn counts_without_a_token(timeline: &Timeline, case: &Case) -> bool {
+fn counts_without_a_token(timeline: &Timeline, case: &JudgeContext) -> bool {
     match timeline.ending {
         _ if timeline.finish.is_some() => true,
         Ending::Left | Ending::WriteStalled | Ending::TimedOut(_) => true,
@@ -105,7 +105,7 @@ fn counts_without_a_token(timeline: &Timeline, case: &Case) -> bool {
 /// Whether output may have been generated unobserved: an incomplete response that is not an event stream,
 /// or one that cannot be read. (False on paths that generate nothing.)
 fn is_blind(timeline: &Timeline) -> bool {
-    let is_whole = timeline.reader == Reader::Events || timeline.finish.is_some();
+    let is_whole = timeline.reader == ResponseFormat::Events || timeline.finish.is_some();
     timeline.usage.output.is_none() && (timeline.unparseable || !is_whole)
 }
 

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Measures the waits for one body.
 #[derive(Debug)]

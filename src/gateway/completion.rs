@@ -22,13 +22,13 @@ use std::ops::{Deref, DerefMut};
 use super::attempt::AttemptTarget;
 use super::response::RelayContext;
 use crate::forward::{RelayEnd, RelayEvents};
-use crate::judge::{Case, Excluded, Missed, Outcome, Verdict, judge, judge_left, judge_refused, of_code};
-use crate::observe::{Ending, Expect, Observer, Reader, Timeline, Watch};
+use crate::judge::{Excluded, JudgeContext, Missed, Outcome, Verdict, judge, judge_left, judge_refused, of_code};
+use crate::observe::{Ending, Observer, ObserverOptions, ResponseExpectation, ResponseFormat, Timeline};
 use crate::record::{ActiveRequest, LEFT, RequestEnd};
-use crate::refuse::Rejection;
-use crate::route::Work;
+use crate::reject::Rejection;
+use crate::route::WorkGuard;
 use crate::route::retry::{Attempts, Injection};
-use crate::units::{DisconnectReason, Tick};
+use crate::types::{DisconnectReason, Tick};
 
 /// A request whose response is being relayed; owns everything that it holds.
 pub(super) struct Completion {
@@ -38,7 +38,7 @@ pub(super) struct Completion {
     pub(super) place: AttemptTarget,
     pub(super) attempts: Box<Attempts>,
     /// The engine's share of work; released at the end.
-    pub(super) work: Option<Box<Work>>,
+    pub(super) work: Option<Box<WorkGuard>>,
     /// An injection not confirmed by a token yet, if the head was sent early.
     pub(super) unproven: Option<Injection>,
     /// Whether the response is a failure that the retry loop has already reported to the breaker.
@@ -78,7 +78,7 @@ impl RelayEvents for Completion {
         self.learn_ratios(&timeline);
         let Completion { context, active, .. } = *self;
         // 2. Settle.
-        let case = active.promise().map_or(Case::of(context.request.endpoint.dialect()), |policy| policy.case);
+        let case = active.promise().map_or(JudgeContext::of(context.request.endpoint.dialect()), |policy| policy.case);
         context.held.settle(&timeline, &case, rejection, never_sent);
         // 3. Judge, 4. record.
         let verdict = judge_response(&active, &timeline, rejection);
@@ -211,8 +211,8 @@ fn judge_disconnect(active: &ActiveRequest, at: Tick) -> Verdict {
 /// token. `None` if it did read.
 fn judge_unread_early_head(active: &ActiveRequest, severed: Option<DisconnectReason>, at: Tick) -> Option<Verdict> {
     let (policy, since) = (active.promise()?, active.early_head()?.limited_since(at)?);
-    let expect = Expect::stream(policy.case.dialect, policy.start);
-    let mut observer = Observer::new(expect, Reader::Events, 200, Watch::default());
+    let expect = ResponseExpectation::stream(policy.case.dialect, policy.start);
+    let mut observer = Observer::new(expect, ResponseFormat::Events, 200, ObserverOptions::default());
     observer.limit_gaps(since);
     let ending = if severed.is_some() { Ending::WriteStalled } else { Ending::Left };
     Some(judge(&observer.end(ending, at), &policy.objectives, &policy.case))

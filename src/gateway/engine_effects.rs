@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::completion::Completion;
 use super::response::RequestSummary;
-use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
-use crate::refuse::Rejection;
-use crate::route::retry::{Happened, Injection};
-use crate::route::{Lesson, Work};
-use crate::units::Tick;
+use crate::observe::{Ending, ResponseFormat, Timeline, TimeoutKind};
+use crate::reject::Rejection;
+use crate::route::retry::{AttemptOutcome, Injection};
+use crate::route::{LatencySample, WorkGuard};
+use crate::types::Tick;
 
 impl Completion {
     /// Checks whether a failure means that the pool lacks the model, which is the client's fault.
@@ -45,7 +45,7 @@ impl Completion {
         }
         let (fleet, pool) = (&self.context.gateway.fleet, &self.place.pool);
         if refusal == Some(&Rejection::EngineCoded) {
-            fleet.answers_coded(pool, &self.place.engine);
+            fleet.mark_compressed(pool, &self.place.engine);
         }
         if let Some(happened) = fault {
             let _ = fleet.failed(pool, &mut self.attempts, happened, timeline.end);
@@ -72,22 +72,22 @@ impl Completion {
 
 /// Releases the work. A complete response at the engine's own pace is a latency sample; one slowed down by
 /// its client is not.
-fn give_back(work: Box<Work>, timeline: &Timeline) {
+fn give_back(work: Box<WorkGuard>, timeline: &Timeline) {
     let is_whole = timeline.finish.is_some() && timeline.error.is_none() && timeline.is_success();
     if !is_whole || timeline.limited.is_some() {
         return;
     }
-    let streamed = timeline.reader == Reader::Events;
+    let streamed = timeline.reader == ResponseFormat::Events;
     let dispatched = work.dispatched();
     let after = |moment: Option<Tick>| moment.map(|moment| moment.since(dispatched));
-    let lesson = Lesson {
+    let sample = LatencySample {
         ttft: after(timeline.first_token).filter(|_| streamed),
         tpot: timeline.tpot(),
         e2e: after(timeline.finish),
         further: timeline.output.0.saturating_sub(1),
         cached: timeline.usage.cached,
     };
-    work.learned(&lesson, timeline.end);
+    work.learned(&sample, timeline.end);
 }
 
 /// Whether tokens were flowing when a response ended: its own, or later ones of another response of the
@@ -103,15 +103,15 @@ fn was_alive(timeline: &Timeline, last_alive: Option<Tick>) -> bool {
 const FLOWS: Duration = Duration::from_secs(1);
 
 /// The engine's fault in a response's end, if any. `is_alive`: tokens were flowing.
-fn fault_of(timeline: &Timeline, refusal: Option<&Rejection>, is_alive: bool) -> Option<Happened> {
+fn fault_of(timeline: &Timeline, refusal: Option<&Rejection>, is_alive: bool) -> Option<AttemptOutcome> {
     if let Some(error) = timeline.error {
-        return Some(Happened::answer(error.code, None, Injection::None));
+        return Some(AttemptOutcome::answer(error.code, None, Injection::None));
     }
     match refusal {
         Some(Rejection::EngineAnswered { status } | Rejection::EngineKeyRefused { status, .. }) => {
-            return Some(Happened::answer(*status, None, Injection::None));
+            return Some(AttemptOutcome::answer(*status, None, Injection::None));
         }
-        Some(Rejection::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
+        Some(Rejection::ConnectFailed { .. }) => return Some(AttemptOutcome::ConnectFailed),
         // The engine works but its response cannot be read, which is no fault for the breaker.
         Some(Rejection::EngineCoded) => return None,
         _ => {}
@@ -120,11 +120,11 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Rejection>, is_alive: bool) ->
         return None;
     }
     match timeline.ending {
-        Ending::Broken => Some(Happened::Broken),
-        Ending::Clean if timeline.reader == Reader::Events => Some(Happened::Broken),
+        Ending::Broken => Some(AttemptOutcome::Broken),
+        Ending::Clean if timeline.reader == ResponseFormat::Events => Some(AttemptOutcome::Broken),
         // While the client does not read, the total limit is the client's fault.
         Ending::TimedOut(TimeoutKind::Total) if timeline.limited.is_some() || is_alive => None,
-        Ending::TimedOut(_) => Some(Happened::TimedOut),
+        Ending::TimedOut(_) => Some(AttemptOutcome::TimedOut),
         Ending::Clean | Ending::Left | Ending::WriteStalled | Ending::Drained | Ending::Panicked => None,
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Gateway;
 use crate::route::{DrainError, EngineView};
-use crate::units::{EngineId, PoolId};
+use crate::types::{EngineId, PoolId};
 
 impl Gateway {
     /// Drains an engine for so long (`None`: until it is put back): it takes no new request and finishes

@@ -38,7 +38,7 @@
 //! - **Client disconnect.** A cancelled request is only seen by a drop: the connection drops the future
 //!   of `serve`, or the response body. Before the first token `completion::RequestGuard` records the drop; the
 //!   reservation and the seat go with `admission::AdmissionGuard`, the engine's share of work with
-//!   `route::Work`.
+//!   `route::WorkGuard`.
 //! - **Early head.** A class with `keepalive_seconds` promises a response head after `hold_head`, also
 //!   while the request still waits in a queue. [`ServeFuture`] then returns a `200` and moves the
 //!   future of `serve`, as it is, into the response body (`forward::EarlyHeadBody`), where it goes on;
@@ -47,28 +47,28 @@
 //! - **HTTP/2 executor.** `accept` runs each HTTP/2 stream as a future of its own, because limits on a
 //!   client that does not read cannot be enforced inside a body that is not polled. That executor,
 //!   and the write-stall timer of HTTP/1.1, drop the future from outside and leave the reason in
-//!   `units::ClientState`, which the relay and `completion` read.
+//!   `types::ClientState`, which the relay and `completion` read.
 
 mod admission;
 mod attempt;
 mod charge;
 mod client_wait;
 pub(crate) mod completion;
-mod early;
+mod early_head;
 mod engine_effects;
-mod house;
+mod local_reply;
+mod loop_guard;
 mod manual_drain;
-mod mark;
 mod models;
 mod overload;
-mod promise;
-mod reply;
 mod request;
 mod request_body;
 mod response;
 mod retries;
 mod seat;
-mod strangers;
+mod snapshot;
+mod state;
+mod unknown_names;
 mod upstream;
 
 use std::convert::Infallible;
@@ -83,23 +83,23 @@ use http::{Request, Response, StatusCode};
 use http_body::Body;
 
 pub use admission::wanted;
-pub use early::ServeFuture;
-pub use house::{Gateway, GatewayDeps};
+pub use early_head::ServeFuture;
 pub use overload::{LevelView, OverloadBoard, OverrideError};
-pub use promise::{ClassPolicy, PoolHandle, SettingsSnapshot};
 pub use request::route;
 pub use request_body::{BufferedBody, read_whole};
+pub use snapshot::{ClassPolicy, PoolHandle, SettingsSnapshot};
+pub use state::{Gateway, GatewayDeps};
 
-use crate::accept::{BoxError, IncomingRequest, ParsedHead, made_id};
+use crate::accept::{BoxError, IncomingRequest, ParsedHead, new_request_id};
 use crate::forward::headers::is_fit_id;
 use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::identify::Identity;
 use crate::record::ActiveRequest;
-use crate::refuse::Rejection;
-use crate::units::{ClassId, ClientState, Endpoint, RequestId, Tick};
+use crate::reject::Rejection;
+use crate::types::{ApiPath, ClassId, ClientState, RequestId, Tick};
 use admission::AdmissionGuard;
 use completion::RequestGuard;
-use early::EarlyHeadSlot;
+use early_head::EarlyHeadSlot;
 use request::ArrivedRequest;
 use request_body::BodyReadError;
 use response::{RelayContext, RequestSummary};
@@ -197,7 +197,7 @@ impl Gateway {
         let kept = head.request_id().filter(|value| is_fit_id(value));
         let kept = kept.and_then(|value| value.to_str().ok()).map(RequestId::from);
         let id_is_made = kept.is_none();
-        let id = kept.unwrap_or_else(made_id);
+        let id = kept.unwrap_or_else(new_request_id);
         ArrivedRequest { head, arrival, read, id, id_is_made, client, early_head }
     }
 
@@ -223,7 +223,7 @@ impl Gateway {
         B::Error: Into<BoxError>,
     {
         if let Err(why) = request::check_head(live, &arrived.head) {
-            self.recorder.doorstep().refused_head(why);
+            self.recorder.listener_stats().refused_head(why);
             let rejection = Rejection::BadHead { status: why.status().as_u16(), advice: why.advice() };
             return arrived.reject(&rejection, None);
         }
@@ -240,13 +240,13 @@ impl Gateway {
             Err(EarlyEnd::Rejected(rejection)) => {
                 let class = active.promise().map(|policy| &policy.class);
                 let mut response = arrived.reject(&rejection, class);
-                reply::degraded(response.headers_mut(), active.degradation());
+                local_reply::degraded(response.headers_mut(), active.degradation());
                 active.reject(&rejection);
                 response
             }
             Err(EarlyEnd::Left) => {
                 drop(active);
-                reply::json(StatusCode::BAD_REQUEST, Bytes::new())
+                local_reply::json(StatusCode::BAD_REQUEST, Bytes::new())
             }
         }
     }
@@ -285,16 +285,16 @@ impl Gateway {
         if self.loops.has_sent(&arrived.id) {
             return Err(Rejection::LoopDetected.into());
         }
-        let (standing, reserved_at) = (request.standing(reserved.standing, active), reserved.at);
-        let ask = live.has_seats.then(|| self.queue_request(&request, standing));
+        let (limit_state, reserved_at) = (request.limit_state(reserved.limit_state, active), reserved.at);
+        let queue_request = live.has_seats.then(|| self.queue_request(&request, limit_state));
         let mut held = AdmissionGuard::new(reserved, request.charged_prompt(), self.clock);
-        let cursor = ask.as_ref().map(|ask| PoolCursor::new(self, &request, ask));
+        let cursor = queue_request.as_ref().map(|queue_request| PoolCursor::new(self, &request, queue_request));
         let (admitted, begins) = match &cursor {
             None => (Admitted::AT_ONCE, Some(reserved_at)),
             Some(cursor) => (self.seat(cursor, active).await?, None),
         };
         active.admitted(admitted.since.unwrap_or(reserved_at));
-        held.sits(admitted.seat);
+        held.set_seat(admitted.seat);
 
         let (upstream_id, tagged) = self.loops.tag(&arrived.id, arrived.id_is_made);
         let upstream = UpstreamRequest {
@@ -303,8 +303,8 @@ impl Gateway {
             first: admitted.first,
             begins,
             upstream_id,
-            engine_priority: standing.engine_priority(request.policy.class.priority),
-            pulse: active.pulse(),
+            engine_priority: limit_state.engine_priority(request.policy.class.priority),
+            progress_cell: active.progress_cell(),
         };
         let parts = Upstreams { clock: self.clock, alarms: &self.alarms, fleet: &self.fleet, lines: &self.lines };
         let sent = send_with_retries(&upstream, &parts, &mut held, active).await;
@@ -318,7 +318,7 @@ impl Gateway {
         &self,
         live: &SettingsSnapshot,
         arrived: &ArrivedRequest,
-        endpoint: Endpoint,
+        endpoint: ApiPath,
         body: B,
     ) -> Result<BufferedBody, BodyReadError>
     where
@@ -339,7 +339,7 @@ impl Gateway {
         active: &mut ActiveRequest,
         arrived: &ArrivedRequest,
         who: &Identity,
-        endpoint: Endpoint,
+        endpoint: ApiPath,
     ) -> Result<Served, EarlyEnd> {
         if live.is_metered {
             self.count_own(live, &who.tenant, arrived.read).await?;
@@ -347,7 +347,7 @@ impl Gateway {
         match self.models(live, who, endpoint, &arrived.head) {
             Ok(models) => Ok(Served::Own(models)),
             Err(unknown) => {
-                active.asks_for_unknown(&self.strangers.model(&unknown, arrived.read));
+                active.asks_for_unknown(&self.unknown_names.model(&unknown, arrived.read));
                 Err(Rejection::ModelNotFound.into())
             }
         }
@@ -355,9 +355,9 @@ impl Gateway {
 
     fn health(&self) -> Response<ReplyBody> {
         if self.is_draining() {
-            reply::json(StatusCode::SERVICE_UNAVAILABLE, Bytes::from_static(b"{\"status\":\"draining\"}"))
+            local_reply::json(StatusCode::SERVICE_UNAVAILABLE, Bytes::from_static(b"{\"status\":\"draining\"}"))
         } else {
-            reply::json(StatusCode::OK, Bytes::from_static(b"{\"status\":\"ok\"}"))
+            local_reply::json(StatusCode::OK, Bytes::from_static(b"{\"status\":\"ok\"}"))
         }
     }
 }
@@ -365,11 +365,11 @@ impl Gateway {
 impl ArrivedRequest {
     /// The response to a rejected request; an event if the client already has its head.
     fn reject(&self, rejection: &Rejection, class: Option<&ClassId>) -> Response<ReplyBody> {
-        let shape = Endpoint::shape_of_unknown(self.head.uri.path());
+        let shape = ApiPath::shape_of_unknown(self.head.uri.path());
         if self.early_head.as_ref().is_some_and(EarlyHeadSlot::is_out) {
-            let dialect = self.head.endpoint().map_or(shape, Endpoint::dialect);
-            return reply::event(rejection, dialect, &self.id);
+            let dialect = self.head.endpoint().map_or(shape, ApiPath::dialect);
+            return local_reply::event(rejection, dialect, &self.id);
         }
-        reply::refusal(rejection, shape, &self.id, class)
+        local_reply::refusal(rejection, shape, &self.id, class)
     }
 }

@@ -5,14 +5,14 @@ use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use super::house::Gateway;
-use super::promise::SettingsSnapshot;
-use super::reply;
+use super::local_reply;
+use super::snapshot::SettingsSnapshot;
+use super::state::Gateway;
 use crate::accept::ParsedHead;
 use crate::forward::ReplyBody;
 use crate::identify::Identity;
-use crate::route::{Model, ModelCard};
-use crate::units::{ClassId, Endpoint};
+use crate::route::{AvailableModel, ModelCard};
+use crate::types::{ApiPath, ClassId};
 
 impl Gateway {
     /// The list of models, or one of them.
@@ -23,7 +23,7 @@ impl Gateway {
         &self,
         live: &SettingsSnapshot,
         who: &Identity,
-        endpoint: Endpoint,
+        endpoint: ApiPath,
         head: &ParsedHead,
     ) -> Result<Response<ReplyBody>, String> {
         let classes = live.classes_of(&who.tenant);
@@ -31,18 +31,18 @@ impl Gateway {
         let body = if endpoint.is_one_model() {
             let path = head.uri.path();
             // Some clients encode the slash: `org%2Fname`.
-            let asked = Endpoint::model_in(path.strip_suffix('/').unwrap_or(path));
+            let asked = ApiPath::model_in(path.strip_suffix('/').unwrap_or(path));
             let asked = percent_decode_str(asked.unwrap_or_default()).decode_utf8_lossy();
             match models.iter().find(|model| *asked == *model.id) {
                 Some(found) => entry(&found.id, &self.card(live, &classes, &found.id)),
                 None => return Err(asked.into_owned()),
             }
         } else {
-            let entry = |model: &Model| entry(&model.id, &self.card(live, &classes, &model.id));
+            let entry = |model: &AvailableModel| entry(&model.id, &self.card(live, &classes, &model.id));
             let data: Vec<Value> = models.iter().map(entry).collect();
             json!({"object": "list", "data": data, "has_more": false})
         };
-        Ok(reply::json(StatusCode::OK, Bytes::from(body.to_string())))
+        Ok(local_reply::json(StatusCode::OK, Bytes::from(body.to_string())))
     }
 }
 

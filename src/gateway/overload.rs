@@ -1,6 +1,6 @@
 //! Measures classes for overload control, and publishes the levels in force.
 //!
-//! `admit::levels` decides a class's level, [`admit::overload`](crate::admit::overload) its effect on a
+//! `admit::overload_control` decides a class's level, [`admit::overload`](crate::admit::overload) its effect on a
 //! request. [`OverloadBoard`] outlives reloads. Requests read one published snapshot, which is absent while
 //! no level is in force, so that a gateway without overload pays nothing. A request takes the snapshot
 //! when it is classified and keeps it to its end.
@@ -15,15 +15,15 @@ use arc_swap::ArcSwapOption;
 use http::header::HeaderValue;
 use parking_lot::Mutex;
 
-use super::house::GatewayState;
-use super::promise::SettingsSnapshot;
-use crate::admit::levels::{InForce, Kind, Kinds, Ladder, Measured};
+use super::snapshot::SettingsSnapshot;
+use super::state::GatewayState;
 use crate::admit::overload::{OverloadSnapshot, Reroute};
+use crate::admit::overload_control::{ActionKind, ActionKinds, ActiveActions, LoadMeasures, OverloadController};
 use crate::config::{ClassSettings, Settings};
 use crate::record::{ActiveRequest, LevelReport};
-use crate::refuse::Rejection;
-use crate::route::Routed;
-use crate::units::{ClassId, PoolId, Priority, Tick, Tokens, seconds_up};
+use crate::reject::Rejection;
+use crate::route::RouteMatch;
+use crate::types::{ClassId, PoolId, Priority, Tick, Tokens, seconds_up};
 
 /// Interval between measurements.
 const EVERY: Duration = Duration::from_millis(500);
@@ -31,7 +31,7 @@ const EVERY: Duration = Duration::from_millis(500);
 /// Overload levels of all classes.
 #[derive(Debug, Default)]
 pub struct OverloadBoard {
-    ladders: Mutex<OverloadControllers>,
+    controllers: Mutex<OverloadControllers>,
     board: ArcSwapOption<OverloadSnapshot>,
     /// Whether a snapshot is published; cheaper than loading it, and almost always false.
     is_posted: AtomicBool,
@@ -46,8 +46,8 @@ struct OverloadControllers {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct ClassOverload {
-    ladder: Ladder,
-    measured: Measured,
+    controller: OverloadController,
+    measured: LoadMeasures,
 }
 
 /// Overload status of a class.
@@ -60,13 +60,13 @@ pub struct LevelView {
     /// Configured levels.
     pub levels: usize,
     /// Actions in force, in order.
-    pub actions: Vec<Kind>,
+    pub actions: Vec<ActionKind>,
     /// Whether an operator set the level.
     pub is_forced: bool,
     /// Remaining time of the operator's setting; `None` if unlimited or not set.
     pub forced_for: Option<Duration>,
     /// The last measurement.
-    pub measured: Measured,
+    pub measured: LoadMeasures,
 }
 
 /// Why a level was not set.
@@ -81,7 +81,7 @@ pub enum OverrideError {
 /// The overload actions in force for one request.
 #[derive(Clone, Debug, Default)]
 pub struct ActiveOverload {
-    in_force: InForce,
+    in_force: ActiveActions,
     board: Option<Arc<OverloadSnapshot>>,
 }
 
@@ -109,7 +109,7 @@ impl ActiveOverload {
     #[must_use]
     pub fn defers(&self, active: &mut ActiveRequest) -> bool {
         if self.in_force.defer {
-            active.degraded(Kind::Defer);
+            active.degraded(ActionKind::Defer);
         }
         self.in_force.defer
     }
@@ -120,20 +120,20 @@ impl ActiveOverload {
     /// No pool is left: all are reserved for higher priorities.
     pub fn rerouted(
         &self,
-        routed: Routed,
+        routed: RouteMatch,
         priority: Priority,
         active: &mut ActiveRequest,
         at: Tick,
-    ) -> Result<Routed, Rejection> {
+    ) -> Result<RouteMatch, Rejection> {
         let Some(board) = &self.board else { return Ok(routed) };
         match board.reroute(&self.in_force, priority, &routed.pools) {
             Reroute::Unchanged => Ok(routed),
             Reroute::Pools { pools, applied } => {
                 applied.iter().for_each(|kind| active.degraded(kind));
-                Ok(Routed { pools: pools.into(), ..routed })
+                Ok(RouteMatch { pools: pools.into(), ..routed })
             }
             Reroute::Shed { class, until } => {
-                active.degraded(Kind::ShedLower);
+                active.degraded(ActionKind::ShedLower);
                 let retry_after = until.map(|until| seconds_up(until - at).max(1));
                 Err(Rejection::OverloadShed { class, retry_after })
             }
@@ -148,17 +148,17 @@ impl ActiveOverload {
 
 /// The value of `x-goodput-degraded`; `None` if no action was applied.
 #[must_use]
-pub fn shown(kinds: Kinds) -> Option<HeaderValue> {
+pub fn degradation_header(kinds: ActionKinds) -> Option<HeaderValue> {
     if kinds.is_empty() {
         return None;
     }
-    let names: Vec<&str> = kinds.iter().map(Kind::as_str).collect();
+    let names: Vec<&str> = kinds.iter().map(ActionKind::as_str).collect();
     HeaderValue::try_from(names.join(", ")).ok()
 }
 
 impl GatewayState {
     /// The actions in force for a request of this class.
-    pub(super) fn relief(&self, class: &ClassId) -> ActiveOverload {
+    pub(super) fn active_overload(&self, class: &ClassId) -> ActiveOverload {
         let is_posted = self.levels.is_posted.load(Ordering::Acquire);
         let board = if is_posted { self.levels.board.load_full() } else { None };
         let in_force = board.as_ref().map(|board| board.of_class(class)).unwrap_or_default();
@@ -166,37 +166,37 @@ impl GatewayState {
     }
 
     /// Measures every class with levels if due, and updates its level.
-    pub(super) fn weigh_levels(&self) {
+    pub(super) fn evaluate_overload(&self) {
         let at = self.clock.now();
-        let mut ladders = self.levels.ladders.lock();
-        if ladders.of.is_empty() || at < ladders.due {
+        let mut controllers = self.levels.controllers.lock();
+        if controllers.of.is_empty() || at < controllers.due {
             return;
         }
-        ladders.due = at + EVERY;
+        controllers.due = at + EVERY;
         let live = self.live.load();
         let mut moved = false;
         for class in live.settings.classes.iter().filter(|class| !class.degrade.is_empty()) {
-            let Some(standing) = ladders.of.get_mut(&class.id) else { continue };
-            standing.measured = self.measure(&live, class, at);
-            if standing.ladder.weigh(&class.degrade, &standing.measured, at) {
+            let Some(class_overload) = controllers.of.get_mut(&class.id) else { continue };
+            class_overload.measured = self.measure(&live, class, at);
+            if class_overload.controller.evaluate(&class.degrade, &class_overload.measured, at) {
                 moved = true;
-                tell(class, standing, at);
+                log_level_change(class, class_overload, at);
             }
         }
         if moved {
-            self.publish(&live.settings, &ladders);
+            self.publish(&live.settings, &controllers);
         }
     }
 
     /// Applies settings: levels in force stay if they still exist.
-    pub(super) fn follow_levels(&self, settings: &Settings) {
+    pub(super) fn apply_overload_settings(&self, settings: &Settings) {
         let at = self.clock.now();
-        let mut ladders = self.levels.ladders.lock();
-        ladders.of.retain(|id, _| settings.class(id).is_some_and(|class| !class.degrade.is_empty()));
+        let mut controllers = self.levels.controllers.lock();
+        controllers.of.retain(|id, _| settings.class(id).is_some_and(|class| !class.degrade.is_empty()));
         for class in settings.classes.iter().filter(|class| !class.degrade.is_empty()) {
-            ladders.of.entry(class.id.clone()).or_default().ladder.fit(class.degrade.len(), at);
+            controllers.of.entry(class.id.clone()).or_default().controller.fit(class.degrade.len(), at);
         }
-        self.publish(settings, &ladders);
+        self.publish(settings, &controllers);
     }
 
     /// Sets the level of a class by hand, for a time or until reset; or resets it.
@@ -210,30 +210,30 @@ impl GatewayState {
         length: Option<Duration>,
     ) -> Result<LevelView, OverrideError> {
         let at = self.clock.now();
-        let mut ladders = self.levels.ladders.lock();
+        let mut controllers = self.levels.controllers.lock();
         // Loaded while the lock is held, so that the controllers match these settings.
         let live = self.live.load();
         let class = live.settings.class(&ClassId::from(class)).ok_or(OverrideError::UnknownClass)?;
-        let standing = match ladders.of.get_mut(&class.id) {
-            Some(standing) if level.is_none_or(|level| level <= class.degrade.len()) => standing,
+        let class_overload = match controllers.of.get_mut(&class.id) {
+            Some(class_overload) if level.is_none_or(|level| level <= class.degrade.len()) => class_overload,
             _ => return Err(OverrideError::TooHigh(class.degrade.len())),
         };
         match level {
-            Some(level) => standing.ladder.force(level, length.map(|length| at + length), at),
-            None => standing.ladder.release(at),
+            Some(level) => class_overload.controller.force(level, length.map(|length| at + length), at),
+            None => class_overload.controller.release(at),
         }
-        tell(class, standing, at);
-        let view = standing.view(class, at);
-        self.publish(&live.settings, &ladders);
+        log_level_change(class, class_overload, at);
+        let view = class_overload.view(class, at);
+        self.publish(&live.settings, &controllers);
         Ok(view)
     }
 
     /// The status of every class with levels, in the order of the settings.
     #[must_use]
     pub fn level_views(&self) -> Vec<LevelView> {
-        let ladders = self.levels.ladders.lock();
+        let controllers = self.levels.controllers.lock();
         let (live, at) = (self.live.load(), self.clock.now());
-        let view = |class: &Arc<ClassSettings>| Some(ladders.of.get(&class.id)?.view(class, at));
+        let view = |class: &Arc<ClassSettings>| Some(controllers.of.get(&class.id)?.view(class, at));
         live.settings.classes.iter().filter_map(view).collect()
     }
 
@@ -247,23 +247,23 @@ impl GatewayState {
         self.recorder.levels(self.level_views().into_iter().map(report).collect());
     }
 
-    fn measure(&self, live: &SettingsSnapshot, class: &ClassSettings, at: Tick) -> Measured {
-        let mut measured = Measured { burn_rate: self.recorder.pressure(&class.id, at), ..Measured::default() };
+    fn measure(&self, live: &SettingsSnapshot, class: &ClassSettings, at: Tick) -> LoadMeasures {
+        let mut measured = LoadMeasures { burn_rate: self.recorder.pressure(&class.id, at), ..LoadMeasures::default() };
         for pool in live.settings.routes.first_pools(&class.id) {
-            let Some(desk) = self.desks.desk(&pool) else { continue };
-            measured.queue_depth = measured.queue_depth.max(desk.numbers().waiting as u64);
-            measured.queue_wait = measured.queue_wait.max(desk.expected_wait(class.priority));
+            let Some(pool_queue) = self.pool_queues.pool_queue(&pool) else { continue };
+            measured.queue_depth = measured.queue_depth.max(pool_queue.numbers().waiting as u64);
+            measured.queue_wait = measured.queue_wait.max(pool_queue.expected_wait(class.priority));
         }
         measured
     }
 
     /// Publishes the snapshot for requests.
-    fn publish(&self, settings: &Settings, ladders: &OverloadControllers) {
+    fn publish(&self, settings: &Settings, controllers: &OverloadControllers) {
         let mut board = OverloadSnapshot::default();
         for class in &settings.classes {
-            if let Some(ClassOverload { ladder, .. }) = ladders.of.get(&class.id) {
+            if let Some(ClassOverload { controller, .. }) = controllers.of.get(&class.id) {
                 let pools = || settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
-                board.add(&class.id, class.priority, &class.degrade, ladder, pools);
+                board.add(&class.id, class.priority, &class.degrade, controller, pools);
             }
         }
         let is_posted = !board.is_empty();
@@ -274,27 +274,27 @@ impl GatewayState {
 
 impl ClassOverload {
     fn view(&self, class: &ClassSettings, at: Tick) -> LevelView {
-        let level = self.ladder.level();
+        let level = self.controller.level();
         LevelView {
             class: class.id.clone(),
             level,
             levels: class.degrade.len(),
             actions: class.degrade.iter().take(level).map(|level| level.action.kind()).collect(),
-            is_forced: self.ladder.is_forced(),
-            forced_for: self.ladder.forced_until().map(|end| end - at),
+            is_forced: self.controller.is_forced(),
+            forced_for: self.controller.forced_until().map(|end| end - at),
             measured: self.measured,
         }
     }
 }
 
 /// Logs a level change.
-fn tell(class: &ClassSettings, standing: &ClassOverload, at: Tick) {
-    let ClassOverload { ladder, measured } = standing;
+fn log_level_change(class: &ClassSettings, class_overload: &ClassOverload, at: Tick) {
+    let ClassOverload { controller, measured } = class_overload;
     tracing::info!(
         class = %class.id,
-        level = ladder.level(),
-        forced = ladder.is_forced(),
-        forced_for_s = ladder.forced_until().map(|end| (end - at).as_secs()),
+        level = controller.level(),
+        forced = controller.is_forced(),
+        forced_for_s = controller.forced_until().map(|end| (end - at).as_secs()),
         burn_rate = measured.burn_rate,
         queue_wait_ms = measured.queue_wait.map(|wait| wait.as_millis() as u64),
         queue_depth = measured.queue_depth,

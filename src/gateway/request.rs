@@ -4,22 +4,22 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::early::EarlyHeadSlot;
-use super::house::GatewayState;
+use super::early_head::EarlyHeadSlot;
 use super::overload::ActiveOverload;
-use super::promise::{ClassPolicy, SettingsSnapshot};
 use super::request_body::{BodyLimits, BufferedBody};
+use super::snapshot::{ClassPolicy, SettingsSnapshot};
+use super::state::GatewayState;
 use crate::accept::ParsedHead;
 use crate::classify::{Classified, ClassifyInput, TargetHeaders};
 use crate::config::Settings;
 use crate::identify::{AuthError, Identity};
 use crate::inspect::{Facts, ModelRatios};
-use crate::judge::{Case, Objectives, UploadRule};
+use crate::judge::{JudgeContext, Objectives, UploadRule};
 use crate::record::{ActiveRequest, PromptShape, RequestPolicy};
-use crate::refuse::Rejection;
-use crate::route::{self, Routed, Size, TenantKey};
-use crate::units::{
-    ClassId, ClientState, Dialect, Endpoint, InvalidHead, LengthBucket, PathError, RequestId, TenantId, Tick, Tokens,
+use crate::reject::Rejection;
+use crate::route::{self, RouteMatch, TenantKey, WorkEstimate};
+use crate::types::{
+    ApiPath, ClassId, ClientState, Dialect, InvalidHead, LengthBucket, PathError, RequestId, TenantId, Tick, Tokens,
 };
 
 /// Longest query, because with an engine's path prefix it must still fit into a URI of at most 65,534
@@ -54,7 +54,7 @@ pub(super) struct RequestContext<'a> {
     /// Its head, id, client and arrival.
     pub(super) arrived: &'a ArrivedRequest,
     /// Its API path.
-    pub(super) endpoint: Endpoint,
+    pub(super) endpoint: ApiPath,
     /// Whether its responses are judged.
     pub(super) is_judged: bool,
     /// Its tenant.
@@ -78,11 +78,11 @@ pub(super) struct RequestContext<'a> {
     /// Start of its objectives.
     pub(super) start: Tick,
     /// Its pools.
-    pub(super) routed: Routed,
+    pub(super) routed: RouteMatch,
     /// Overload actions in force for it.
     pub(super) overload: ActiveOverload,
     /// Its estimated work.
-    pub(super) size: Size,
+    pub(super) size: WorkEstimate,
 }
 
 impl RequestContext<'_> {
@@ -147,13 +147,13 @@ impl GatewayState {
         live: &SettingsSnapshot,
         active: &mut ActiveRequest,
         arrived: &ArrivedRequest,
-    ) -> Result<Endpoint, Rejection> {
+    ) -> Result<ApiPath, Rejection> {
         let endpoint = endpoint_of(&live.settings, &arrived.head).inspect_err(|rejection| {
             if *rejection == Rejection::UnknownPath {
-                active.asks_for_unknown(&self.strangers.path(arrived.head.uri.path(), arrived.read));
+                active.asks_for_unknown(&self.unknown_names.path(arrived.head.uri.path(), arrived.read));
             }
         })?;
-        active.comes_to(endpoint, live.settings.judges(endpoint));
+        active.set_endpoint(endpoint, live.settings.judges(endpoint));
         Ok(endpoint)
     }
 
@@ -169,7 +169,7 @@ impl GatewayState {
             AuthError::Unknown => Rejection::UnknownKey,
             AuthError::TwoKeys => Rejection::TwoKeys,
         })?;
-        active.belongs_to(who.tenant.clone());
+        active.set_tenant(who.tenant.clone());
         Ok(who)
     }
 
@@ -196,7 +196,7 @@ impl GatewayState {
         active: &mut ActiveRequest,
         arrived: &'a ArrivedRequest,
         who: &'a Identity,
-        endpoint: Endpoint,
+        endpoint: ApiPath,
         body: &'a BufferedBody,
     ) -> Result<RequestContext<'a>, Rejection> {
         let facts = &*body.facts;
@@ -216,7 +216,7 @@ impl GatewayState {
             UploadRule::Counted => arrived.arrival,
         };
         active.prompt_is(|| PromptShape { bytes: facts.prompt.bytes, blocks: facts.prefix_blocks().to_vec() });
-        active.promised(RequestPolicy {
+        active.set_policy(RequestPolicy {
             class: classified.class,
             rule: classified.rule,
             start,
@@ -226,24 +226,24 @@ impl GatewayState {
             streamed: facts.streams(),
             choices: facts.choices(),
             gap_edges: Arc::clone(&policy.watch.gap_edges),
-            case: Case {
+            case: JudgeContext {
                 judged_path: live.settings.judges(endpoint),
                 stated_cap: facts.caps.largest(),
                 names_stored: facts.names_stored,
-                ..Case::of(endpoint.dialect())
+                ..JudgeContext::of(endpoint.dialect())
             },
         });
         let routed = match endpoint.is_of_engine() {
             true => live.settings.routes.any(&policy.class.id).ok_or(Rejection::ModelNotFound)?,
             false => route(&live.settings, model, &policy.class.id).inspect_err(|_| {
                 if let Some(model) = model {
-                    active.asks_for_unknown(&self.strangers.model(model, body.complete));
+                    active.asks_for_unknown(&self.unknown_names.model(model, body.complete));
                 }
             })?,
         };
         active.routed(routed.model_label.clone(), routed.pools[0].clone());
         active.traced_to(|| (model, policy.pool(&routed.pools[0]).settings.kind.as_str()));
-        let overload = self.relief(&policy.class.id);
+        let overload = self.active_overload(&policy.class.id);
         overload.is_told(active);
         let routed = overload.rerouted(routed, policy.class.priority, active, body.complete)?;
         Ok(RequestContext {
@@ -275,13 +275,13 @@ pub(super) fn check_head(live: &SettingsSnapshot, head: &ParsedHead) -> Result<(
     head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
 }
 
-fn endpoint_of(settings: &Settings, head: &ParsedHead) -> Result<Endpoint, Rejection> {
+fn endpoint_of(settings: &Settings, head: &ParsedHead) -> Result<ApiPath, Rejection> {
     match head.endpoint() {
         Ok(endpoint) if endpoint.is_of_engine() && !settings.engine_paths.contains(&endpoint) => {
             Err(Rejection::UnknownPath)
         }
         Ok(endpoint) => Ok(endpoint),
-        Err(PathError::Method { allow }) => match Endpoint::of_engines_at(head.uri.path()) {
+        Err(PathError::Method { allow }) => match ApiPath::of_engines_at(head.uri.path()) {
             Some(endpoint) if !settings.engine_paths.contains(&endpoint) => Err(Rejection::UnknownPath),
             _ => Err(Rejection::MethodNotAllowed { allow }),
         },
@@ -302,7 +302,7 @@ fn classify(
     live: &SettingsSnapshot,
     who: &Identity,
     head: &ParsedHead,
-    endpoint: Endpoint,
+    endpoint: ApiPath,
     body: &BufferedBody,
     model: Option<&str>,
     prompt: Tokens,
@@ -328,7 +328,7 @@ fn bucket_of(live: &SettingsSnapshot, facts: &Facts, prompt: Tokens) -> LengthBu
 ///
 /// # Errors
 /// No route does.
-pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Result<Routed, Rejection> {
+pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Result<RouteMatch, Rejection> {
     let missing = || if model.is_none() { Rejection::ModelMissing } else { Rejection::ModelNotFound };
     settings.routes.find(model, class).ok_or_else(missing)
 }
@@ -349,11 +349,17 @@ pub(super) fn plausible_choices(facts: &Facts) -> u64 {
 }
 
 /// The estimated work of a request: its prompt, and its expected output.
-fn size_of(facts: &Facts, endpoint: Endpoint, prompt: Tokens, objectives: &Objectives, cap: Option<Tokens>) -> Size {
+fn size_of(
+    facts: &Facts,
+    endpoint: ApiPath,
+    prompt: Tokens,
+    objectives: &Objectives,
+    cap: Option<Tokens>,
+) -> WorkEstimate {
     if !endpoint.generates() {
-        return Size { prefill: prompt, decode: Tokens::ZERO };
+        return WorkEstimate { prefill: prompt, decode: Tokens::ZERO };
     }
     let each = facts.caps.largest().unwrap_or_else(|| objectives.default_output());
     let each = cap.map_or(each, |cap| each.min(cap)).min(MOST_OUTPUT);
-    Size { prefill: prompt, decode: each.times(plausible_choices(facts)) }
+    WorkEstimate { prefill: prompt, decode: each.times(plausible_choices(facts)) }
 }

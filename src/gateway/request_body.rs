@@ -15,11 +15,11 @@ use http_body::{Body, Frame};
 use super::client_wait::ClientWait;
 use crate::accept::{BodyError, BoxError};
 use crate::clock::Clock;
-use crate::inspect::coding::{Coding, DecodeError, Decoder};
+use crate::inspect::decode::{Coding, DecodeError, Decoder};
 use crate::inspect::multipart::FormScanner;
 use crate::inspect::{BlockKey, Facts, PromptHashes, Scanner, Unreadable};
-use crate::refuse::Rejection;
-use crate::units::{ClientState, Endpoint, Tick};
+use crate::reject::Rejection;
+use crate::types::{ApiPath, ClientState, Tick};
 
 /// Shorter frames are copied together, so that a body sent byte by byte does not cost a buffer per byte,
 /// and few bytes do not keep a shared buffer of 64 KiB alive (HTTP/2 frames are cut at 16 KiB from the
@@ -187,7 +187,7 @@ pub struct BodyLimits<'a> {
 pub async fn read<B>(
     body: B,
     headers: &HeaderMap,
-    endpoint: Endpoint,
+    endpoint: ApiPath,
     terms: BodyLimits<'_>,
     client: &ClientState,
     clock: &Clock,
@@ -232,7 +232,7 @@ enum StartedBody {
 fn begun<B>(
     mut body: Pin<&mut B>,
     headers: &HeaderMap,
-    endpoint: Endpoint,
+    endpoint: ApiPath,
     terms: &BodyLimits<'_>,
 ) -> Result<StartedBody, BodyReadError>
 where
@@ -266,7 +266,7 @@ where
 pub fn read_whole(
     body: Bytes,
     headers: &HeaderMap,
-    endpoint: Endpoint,
+    endpoint: ApiPath,
     max_body: u64,
 ) -> Result<BufferedBody, Rejection> {
     let share = BodyMemoryGuard::of(Arc::default(), u64::MAX);
@@ -316,7 +316,7 @@ impl BodyReader {
     fn begin(
         headers: &HeaderMap,
         is_coded: bool,
-        endpoint: Endpoint,
+        endpoint: ApiPath,
         whole: Option<u64>,
         max_body: u64,
         prompt_hashes: PromptHashes,
@@ -460,7 +460,7 @@ impl BodyReader {
 
 /// The content type of a form. On other paths a form is rejected, because it is not
 /// JSON.
-fn form_type(headers: &HeaderMap, endpoint: Endpoint) -> Option<&str> {
+fn form_type(headers: &HeaderMap, endpoint: ApiPath) -> Option<&str> {
     if !endpoint.takes_forms() {
         return None;
     }
@@ -575,7 +575,7 @@ mod tests {
         let body = http_body_util::StreamBody::new(futures_util::stream::iter(
             frames.into_iter().map(|bytes| Ok::<_, BoxError>(Frame::data(bytes))),
         ));
-        let endpoint = Endpoint::find("POST", path).unwrap();
+        let endpoint = ApiPath::find("POST", path).unwrap();
         let is_coded = headers.contains_key(CONTENT_ENCODING);
         let terms = BodyLimits { is_coded, max_bodies: u64::MAX, ..terms(&bodies, most) };
         let (client, clock) = (ClientState::default(), Clock::start());
@@ -663,7 +663,7 @@ mod tests {
     }
 
     fn frames_of(body: Bytes) -> Vec<Bytes> {
-        let endpoint = Endpoint::find("POST", "/v1/chat/completions").unwrap();
+        let endpoint = ApiPath::find("POST", "/v1/chat/completions").unwrap();
         read_whole(body, &HeaderMap::new(), endpoint, 1024).unwrap().frames
     }
 
@@ -679,7 +679,7 @@ mod tests {
         let large = Bytes::from(large);
         let place = large.as_ptr();
         let body = http_body_util::StreamBody::new(futures_util::stream::iter([Ok::<_, BoxError>(Frame::data(large))]));
-        let endpoint = Endpoint::find("POST", "/v1/chat/completions").unwrap();
+        let endpoint = ApiPath::find("POST", "/v1/chat/completions").unwrap();
         let headers = HeaderMap::from_iter([(CONTENT_LENGTH, "13".parse().unwrap())]);
         let bodies = Arc::new(BodyMemory::default());
         let terms = terms(&bodies, 1024);

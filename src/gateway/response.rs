@@ -10,20 +10,20 @@ use http::header::HeaderValue;
 use super::admission::AdmissionGuard;
 use super::attempt::{EngineCredential, HeldResponse};
 use super::completion::{Completion, RequestGuard};
-use super::house::Gateway;
-use super::mark::Tagged;
+use super::loop_guard::Tagged;
 use super::overload;
 use super::request::RequestContext;
 use super::request_body::{BodyMemoryGuard, BufferedBody};
 use super::retries::SelectedResponse;
+use super::state::Gateway;
 use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
-use crate::units::{Endpoint, Tick};
+use crate::types::{ApiPath, Tick};
 
 /// The parts of the request needed at the end of its response.
 pub struct RequestSummary {
     /// The path.
-    pub endpoint: Endpoint,
+    pub endpoint: ApiPath,
     /// The model's name at engines.
     pub model: Option<Arc<str>>,
     /// The class's name as a header value.
@@ -96,7 +96,7 @@ impl RelayContext {
             class: request.class.take(),
             is_messages: request.endpoint.is_of_messages(),
             pool: place.shown.take(),
-            degraded: overload::shown(active.degradation()),
+            degraded: overload::degradation_header(active.degradation()),
             times: Some([request.queued, at.since(dispatched)]),
             ..GatewayHeaders::of(active.request_id())
         };
@@ -112,7 +112,7 @@ impl RelayContext {
         }
         let unproven = unproven.then_some(injection);
         let completion = Completion { context: self, active, place, attempts, work, unproven, has_failed };
-        relay.keep(Box::new(completion), at);
+        relay.subscribe(Box::new(completion), at);
         Response::from_parts(shown, ReplyBody::Relay(relay))
     }
 }

@@ -10,16 +10,16 @@ use std::sync::Arc;
 
 use super::admission::{AdmissionGuard, FreeSeat};
 use super::attempt::{Attempt, AttemptResult, AttemptTarget, EngineCredential, Exit, HeldResponse};
-use super::promise::PoolHandle;
+use super::snapshot::PoolHandle;
 use super::upstream::{UpstreamRequest, Upstreams};
 use crate::forward::Deadlines;
 use crate::forward::deadlines::earlier;
 use crate::record::trace::AttemptFailure;
 use crate::record::{ActiveRequest, Retry};
-use crate::refuse::Rejection;
-use crate::route::retry::{Attempts, Happened, Next};
-use crate::route::{Choice, TenantKey};
-use crate::units::{EngineId, PoolId, Tick};
+use crate::reject::Rejection;
+use crate::route::retry::{AttemptOutcome, Attempts, RetryDecision};
+use crate::route::{PickedEngine, TenantKey};
+use crate::types::{EngineId, PoolId, Tick};
 
 /// A response that has started, or the last one that an engine gave.
 pub struct SelectedResponse {
@@ -127,7 +127,7 @@ struct RetryLoop<'a> {
     /// Index of the pool in which it has its seat.
     here: usize,
     /// The failure that requires a further attempt; counted once an engine is found for it.
-    behind: Option<Happened>,
+    behind: Option<AttemptOutcome>,
     /// Whether an engine has pushed back.
     pushed_back: bool,
     /// Whether it queued for its seat in the next pool, like a request that came there first.
@@ -182,7 +182,7 @@ impl<'a> RetryLoop<'a> {
         let spare = match (self.exit.take(), request.cursor.filter(|_| at != self.here)) {
             (Some(exit), _) => exit.spare,
             (None, None) => None,
-            (None, Some(cursor)) => match FreeSeat::of(bound, cursor.ask) {
+            (None, Some(cursor)) => match FreeSeat::of(bound, cursor.queue_request) {
                 None => return PoolEntry::Skipped,
                 spare => spare,
             },
@@ -196,11 +196,11 @@ impl<'a> RetryLoop<'a> {
             return PoolEntry::Over;
         }
         if let Some(spare) = spare {
-            self.held.takes(spare);
+            self.held.swap_seat(spare);
         }
         self.here = at;
         self.attempts.enter(&bound.settings);
-        self.attempts.keep_off(request.context.model.and_then(|model| bound.yard.engines_without(model)));
+        self.attempts.keep_off(request.context.model.and_then(|model| bound.live_pool.engines_without(model)));
         if pass == Pass::PastBreakers {
             self.attempts.pass_breakers();
         }
@@ -213,11 +213,11 @@ impl<'a> RetryLoop<'a> {
         let bound = request.context.policy.pool(pool);
         let mut begins = pass == Pass::First;
         loop {
-            let (want, begins) = (request.want(&bound.settings, self.now), std::mem::take(&mut begins));
+            let (pick, begins) = (request.pick(&bound.settings, self.now), std::mem::take(&mut begins));
             let prefix = request.context.facts().prefix_blocks();
-            let Some(choice) = bound.yard.choose(&mut self.attempts, want, prefix, begins, self.now) else {
+            let Some(choice) = bound.live_pool.choose(&mut self.attempts, pick, prefix, begins, self.now) else {
                 self.upstreams.fleet.settle(pool, &mut self.attempts, self.now);
-                let may_spill = self.behind.is_none_or(|happened| spills(happened, &self.attempts));
+                let may_spill = self.behind.is_none_or(|happened| may_leave_pool(happened, &self.attempts));
                 return Ok(PoolResult::Left { may_spill });
             };
             match self.try_engine(bound, choice).await? {
@@ -230,9 +230,9 @@ impl<'a> RetryLoop<'a> {
 
     /// Tries one engine; again if its connection was stale, or without injection if that was
     /// refused.
-    async fn try_engine(&mut self, bound: &PoolHandle, choice: Choice) -> Result<EngineResult, Rejection> {
+    async fn try_engine(&mut self, bound: &PoolHandle, choice: PickedEngine) -> Result<EngineResult, Rejection> {
         let request = self.request;
-        let Choice { engine, address, host, may_inject, injection_proven, has_neighbours, work } = choice;
+        let PickedEngine { engine, address, host, may_inject, injection_proven, has_neighbours, work } = choice;
         let place = self.place(bound, engine);
         let signals = Arc::clone(work.signals());
         let mut work = Some(work);
@@ -263,24 +263,24 @@ impl<'a> RetryLoop<'a> {
                 trace: trace.as_deref(),
             };
             let result = attempt.run(&mut work, self.held, &mut self.exit, self.deadlines, self.now).await;
-            let happened = match self.weigh(bound, &place, result)? {
-                Weighed::Selected(selected) => return Ok(EngineResult::Selected(selected)),
-                Weighed::Failed(happened) => happened,
+            let happened = match self.keep_result(bound, &place, result)? {
+                AttemptVerdict::Selected(selected) => return Ok(EngineResult::Selected(selected)),
+                AttemptVerdict::Failed(happened) => happened,
             };
             match self.upstreams.fleet.failed(&place.pool, &mut self.attempts, happened, self.now) {
-                Next::SameFresh => {
+                RetryDecision::SameFresh => {
                     self.active.retries(Retry::StaleConnection);
                     fresh = true;
                 }
-                Next::SameWithoutInjection | Next::SameWithoutCap => {
+                RetryDecision::SameWithoutInjection | RetryDecision::SameWithoutCap => {
                     self.active.retries(Retry::Injection);
                     fresh = false;
                 }
-                Next::Another => {
+                RetryDecision::Another => {
                     self.leave_engine(happened);
                     return Ok(EngineResult::Another);
                 }
-                Next::Relay | Next::GiveUp => {
+                RetryDecision::Relay | RetryDecision::GiveUp => {
                     self.leave_engine(happened);
                     return Ok(EngineResult::LeavePool { may_spill: self.may_spill(place.is_away, happened) });
                 }
@@ -289,7 +289,7 @@ impl<'a> RetryLoop<'a> {
     }
 
     /// No further try of this engine.
-    fn leave_engine(&mut self, happened: Happened) {
+    fn leave_engine(&mut self, happened: AttemptOutcome) {
         self.active.engine_failed(reason_of(happened), self.now);
         self.behind = Some(happened);
     }
@@ -315,12 +315,12 @@ impl<'a> RetryLoop<'a> {
     }
 
     /// Evaluates an attempt's result: the response, or the fallback.
-    fn weigh(
+    fn keep_result(
         &mut self,
         bound: &PoolHandle,
         place: &AttemptTarget,
         result: AttemptResult,
-    ) -> Result<Weighed, Rejection> {
+    ) -> Result<AttemptVerdict, Rejection> {
         self.now = match result {
             AttemptResult::Speaks(_, at) => at,
             AttemptResult::Failed(..) | AttemptResult::Ended(_) => self.upstreams.clock.now(),
@@ -332,10 +332,10 @@ impl<'a> RetryLoop<'a> {
         let happened = match result {
             AttemptResult::Speaks(spoke, at) => {
                 if spoke.relay.has_spoken() {
-                    self.upstreams.fleet.succeeded_in(&bound.yard, &mut self.attempts, spoke.injection, at);
+                    self.upstreams.fleet.succeeded_in(&bound.live_pool, &mut self.attempts, spoke.injection, at);
                 }
                 self.attempts.commit();
-                return Ok(Weighed::Selected(SelectedResponse::of(spoke, self.attempts.take(), at, false)));
+                return Ok(AttemptVerdict::Selected(SelectedResponse::of(spoke, self.attempts.take(), at, false)));
             }
             // No further attempt: reports held-back outcomes.
             AttemptResult::Ended(rejection) => return Err(rejection),
@@ -348,26 +348,26 @@ impl<'a> RetryLoop<'a> {
                 happened
             }
         };
-        self.pushed_back |= matches!(happened, Happened::PushBack { .. });
-        Ok(Weighed::Failed(happened))
+        self.pushed_back |= matches!(happened, AttemptOutcome::PushBack { .. });
+        Ok(AttemptVerdict::Failed(happened))
     }
 
     /// Whether the next pool may be tried after this failure.
-    fn may_spill(&self, is_away: bool, happened: Happened) -> bool {
+    fn may_spill(&self, is_away: bool, happened: AttemptOutcome) -> bool {
         // An overload level may have moved the request's own pool behind this one.
         let belongs_behind = is_away && happened.refuses() && self.here < self.request.context.home();
-        self.exit.is_some() || belongs_behind || spills(happened, &self.attempts)
+        self.exit.is_some() || belongs_behind || may_leave_pool(happened, &self.attempts)
     }
 
     /// Queues for a seat in a pool after `at`, if no engine has had the request yet. False if none has
     /// room.
     async fn queue_behind(&mut self, at: usize) -> Result<bool, Rejection> {
         let Some(cursor) = self.request.cursor.filter(|_| self.attempts.is_unheard()) else { return Ok(true) };
-        self.held.sits(None);
+        self.held.set_seat(None);
         match cursor.gateway.seat_behind(cursor, at, self.active).await {
             Some(Ok(seated)) => {
                 self.active.admitted(seated.since.unwrap_or(self.now));
-                self.held.sits(seated.seat);
+                self.held.set_seat(seated.seat);
                 (self.here, self.has_seat) = (seated.first, true);
                 Ok(true)
             }
@@ -385,9 +385,9 @@ impl<'a> RetryLoop<'a> {
 }
 
 /// An attempt's result as far as the loop depends on it.
-enum Weighed {
+enum AttemptVerdict {
     Selected(SelectedResponse),
-    Failed(Happened),
+    Failed(AttemptOutcome),
 }
 
 /// The attempts of a request without a response. When dropped because the client left, outcomes held back
@@ -434,16 +434,16 @@ impl Drop for AttemptsGuard<'_> {
 
 /// Whether the next pool may be tried: this one could not be reached, or pushed back on all engines.
 /// Failures that look like the request's own fault are not spread.
-fn spills(happened: Happened, attempts: &Attempts) -> bool {
-    matches!(happened, Happened::ConnectFailed | Happened::PushBack { .. }) && !attempts.failed_alike()
+fn may_leave_pool(happened: AttemptOutcome, attempts: &Attempts) -> bool {
+    matches!(happened, AttemptOutcome::ConnectFailed | AttemptOutcome::PushBack { .. }) && !attempts.failed_alike()
 }
 
 /// The retry reason of an outcome.
-fn reason_of(happened: Happened) -> Retry {
+fn reason_of(happened: AttemptOutcome) -> Retry {
     match happened {
-        Happened::ConnectFailed => Retry::ConnectFailed,
-        Happened::PushBack { .. } => Retry::PushBack,
-        Happened::Departing => Retry::Departing,
+        AttemptOutcome::ConnectFailed => Retry::ConnectFailed,
+        AttemptOutcome::PushBack { .. } => Retry::PushBack,
+        AttemptOutcome::Departing => Retry::Departing,
         _ => Retry::Fault,
     }
 }

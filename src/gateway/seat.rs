@@ -12,19 +12,19 @@
 
 use std::time::Duration;
 
-use super::early::EarlyHeadSlot;
-use super::house::GatewayState;
+use super::early_head::EarlyHeadSlot;
+use super::local_reply;
 use super::overload;
-use super::promise::PoolHandle;
-use super::reply;
 use super::request::RequestContext;
-use crate::admit::desk::{Offered, Seat, Turn};
-use crate::admit::queue::{Ask, TurnedAway, Why};
+use super::snapshot::PoolHandle;
+use super::state::GatewayState;
+use crate::admit::pool_queue::{Admission, QueuedTicket, Seat};
+use crate::admit::queue::{QueueRequest, RejectReason, Rejected};
 use crate::admit::spill::{CurrentQueue, SpillSearch, TimeLeft};
 use crate::forward::GatewayHeaders;
 use crate::record::ActiveRequest;
-use crate::refuse::Rejection;
-use crate::units::{PoolId, Tick};
+use crate::reject::Rejection;
+use crate::types::{PoolId, Tick};
 
 /// Interval at which a request that could go elsewhere checks whether it should.
 const LOOK: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ pub struct PoolCursor<'a> {
     /// The request.
     request: &'a RequestContext<'a>,
     /// Its entry for a queue.
-    pub(super) ask: &'a Ask,
+    pub(super) queue_request: &'a QueueRequest,
     /// Its early head while it waits, if any.
     early: Option<EarlyHead<'a>>,
 }
@@ -100,15 +100,19 @@ impl NextPool {
 
 /// Why a request stopped waiting.
 enum WaitEnd {
-    Away(TurnedAway),
+    Away(Rejected),
     Onward(NextPool),
     Drained,
 }
 
 impl<'a> PoolCursor<'a> {
     /// At the start of its route.
-    pub(super) fn new(gateway: &'a GatewayState, request: &'a RequestContext<'a>, ask: &'a Ask) -> Self {
-        PoolCursor { gateway, request, ask, early: EarlyHead::of(request) }
+    pub(super) fn new(
+        gateway: &'a GatewayState,
+        request: &'a RequestContext<'a>,
+        queue_request: &'a QueueRequest,
+    ) -> Self {
+        PoolCursor { gateway, request, queue_request, early: EarlyHead::of(request) }
     }
 
     fn pools(&self) -> &'a [PoolId] {
@@ -124,7 +128,7 @@ impl<'a> PoolCursor<'a> {
     }
 
     fn available(&self, at: usize) -> usize {
-        self.gateway.engines_of(&self.pools()[at], self.pool(at).desk.as_deref())
+        self.gateway.engines_of(&self.pools()[at], self.pool(at).pool_queue.as_deref())
     }
 
     /// Index of the first pool with an available engine; 0 if none has.
@@ -143,20 +147,20 @@ impl<'a> PoolCursor<'a> {
         loop {
             let at = place.pool();
             if at != begins {
-                active.spills(&self.pools()[at]);
+                active.spilled(&self.pools()[at]);
             }
             if let NextPool::Free(at, seat) = place {
                 return Ok(Admitted { seat, first: at, since: Some(self.now()) });
             }
             let went_on = (at != begins).then(|| self.now());
-            let Some(desk) = &self.pool(at).desk else {
+            let Some(pool_queue) = &self.pool(at).pool_queue else {
                 return Ok(Admitted { seat: None, first: at, since: went_on });
             };
-            let ended = match desk.offer(self.ask) {
-                Offered::Seated(seat) => return Ok(Admitted { seat: Some(seat), first: at, since: went_on }),
-                Offered::Away(away) if away.why == Why::Hopeless => WaitEnd::Away(away),
-                Offered::Away(away) => self.onward_or(at, away),
-                Offered::Waits(turn) => match self.wait_for_seat(at, turn, active).await {
+            let ended = match pool_queue.offer(self.queue_request) {
+                Admission::Admitted(seat) => return Ok(Admitted { seat: Some(seat), first: at, since: went_on }),
+                Admission::Rejected(away) if away.why == RejectReason::Hopeless => WaitEnd::Away(away),
+                Admission::Rejected(away) => self.onward_or(at, away),
+                Admission::Queued(queued) => match self.wait_for_seat(at, queued, active).await {
                     Ok(seat) => return Ok(Admitted { seat: Some(seat), first: at, since: Some(self.now()) }),
                     Err(ended) => ended,
                 },
@@ -170,11 +174,16 @@ impl<'a> PoolCursor<'a> {
     }
 
     /// Waits in the queue of one pool until it has a seat or leaves.
-    async fn wait_for_seat(&self, at: usize, turn: Turn, active: &mut ActiveRequest) -> Result<Seat, WaitEnd> {
-        active.waits(&self.pools()[at]);
-        let seat = match self.wait(at, turn, active).await {
+    async fn wait_for_seat(
+        &self,
+        at: usize,
+        queued: QueuedTicket,
+        active: &mut ActiveRequest,
+    ) -> Result<Seat, WaitEnd> {
+        active.queued(&self.pools()[at]);
+        let seat = match self.wait(at, queued, active).await {
             Ok(seat) => seat,
-            Err(WaitEnd::Away(away)) if away.why == Why::PushedOut => return Err(self.onward_or(at, away)),
+            Err(WaitEnd::Away(away)) if away.why == RejectReason::PushedOut => return Err(self.onward_or(at, away)),
             Err(ended) => return Err(ended),
         };
         // The pool's engines went away meanwhile; a later pool may have some.
@@ -184,16 +193,16 @@ impl<'a> PoolCursor<'a> {
             drop(seat);
             return Err(WaitEnd::Onward(place));
         }
-        active.called();
+        active.dequeued();
         Ok(seat)
     }
 
     /// Waits in the queue of one pool, checking whether to go on to a later one.
-    async fn wait(&self, at: usize, mut turn: Turn, active: &mut ActiveRequest) -> Result<Seat, WaitEnd> {
+    async fn wait(&self, at: usize, mut queued: QueuedTicket, active: &mut ActiveRequest) -> Result<Seat, WaitEnd> {
         let since = self.now();
         loop {
             let look = (at + 1 < self.pools().len()).then(|| self.now());
-            if let Some(place) = look.and_then(|now| self.should_go_on(at, &turn, since, now)) {
+            if let Some(place) = look.and_then(|now| self.should_go_on(at, &queued, since, now)) {
                 return Err(WaitEnd::Onward(place));
             }
             let head = self.early.as_ref().and_then(|early| Some((early, early.due()?)));
@@ -201,7 +210,7 @@ impl<'a> PoolCursor<'a> {
                 biased;
                 // First, because the drain limit also cuts seated requests, whose seats must not be reused.
                 () = self.request.arrived.client.drain_over() => return Err(WaitEnd::Drained),
-                called = turn.come() => return called.map_err(WaitEnd::Away),
+                called = queued.wait() => return called.map_err(WaitEnd::Away),
                 () = self.gateway.clock.sleep_until(head.map(|(_, due)| due)) => {
                     head.into_iter().for_each(|(early, _)| early.send(active));
                 }
@@ -211,9 +220,9 @@ impl<'a> PoolCursor<'a> {
     }
 
     /// The pool to go on to, if the expected wait here is too long.
-    fn should_go_on(&self, at: usize, turn: &Turn, since: Tick, now: Tick) -> Option<NextPool> {
+    fn should_go_on(&self, at: usize, queued: &QueuedTicket, since: Tick, now: Tick) -> Option<NextPool> {
         let has_engine = self.available(at) > 0;
-        let expected_wait = if has_engine { turn.expected_wait() } else { None };
+        let expected_wait = if has_engine { queued.expected_wait() } else { None };
         let queue = CurrentQueue { has_engine, expected_wait, waited: now - since };
         self.search(at, SpillSearch::of_queue(queue, self.left(now))?)
     }
@@ -223,15 +232,15 @@ impl<'a> PoolCursor<'a> {
         self.search(from, SpillSearch::stranded(self.left(self.now())))
     }
 
-    fn onward_or(&self, from: usize, away: TurnedAway) -> WaitEnd {
+    fn onward_or(&self, from: usize, away: Rejected) -> WaitEnd {
         self.onward(from).map_or(WaitEnd::Away(away), WaitEnd::Onward)
     }
 
     /// The rest of its time.
     fn left(&self, now: Tick) -> TimeLeft {
-        let Ask { aim, arrival, leave_by, .. } = self.ask;
-        let latest_start = aim.last_call(*arrival).map_or(*leave_by, |last| last.min(*leave_by));
-        TimeLeft { to_start: latest_start - now, to_leave: *leave_by - now }
+        let QueueRequest { deadline, arrival, timeout_at, .. } = self.queue_request;
+        let latest_start = deadline.latest_start(*arrival).map_or(*timeout_at, |last| last.min(*timeout_at));
+        TimeLeft { to_start: latest_start - now, to_leave: *timeout_at - now }
     }
 
     /// Measures the pools after `from`, and takes a free seat if one has it.
@@ -240,11 +249,11 @@ impl<'a> PoolCursor<'a> {
             if self.available(at) == 0 {
                 continue;
             }
-            let Some(desk) = &self.pool(at).desk else { return Some(NextPool::Free(at, None)) };
-            if let Some(seat) = desk.take_free_seat(self.ask) {
+            let Some(pool_queue) = &self.pool(at).pool_queue else { return Some(NextPool::Free(at, None)) };
+            if let Some(seat) = pool_queue.take_free_seat(self.queue_request) {
                 return Some(NextPool::Free(at, Some(seat)));
             }
-            if search.accepts(at, desk.expected_wait_of(self.ask)) {
+            if search.accepts(at, pool_queue.expected_wait_of(self.queue_request)) {
                 return Some(NextPool::Queue(at));
             }
         }
@@ -252,13 +261,13 @@ impl<'a> PoolCursor<'a> {
     }
 }
 
-fn rejection(away: &TurnedAway, pool: &PoolId) -> Rejection {
+fn rejection(away: &Rejected, pool: &PoolId) -> Rejection {
     let (pool, retry_after) = (pool.clone(), away.retry_after.map(|wait| wait.as_secs()));
     match away.why {
-        Why::QueueFull => Rejection::QueueFull { pool, retry_after },
-        Why::PushedOut => Rejection::PushedOut { pool, retry_after },
-        Why::WaitedTooLong => Rejection::QueueTimeout { pool, retry_after },
-        Why::Hopeless => Rejection::Hopeless { pool, retry_after },
+        RejectReason::QueueFull => Rejection::QueueFull { pool, retry_after },
+        RejectReason::PushedOut => Rejection::PushedOut { pool, retry_after },
+        RejectReason::WaitedTooLong => Rejection::QueueTimeout { pool, retry_after },
+        RejectReason::Hopeless => Rejection::Hopeless { pool, retry_after },
     }
 }
 
@@ -287,11 +296,11 @@ impl<'a> EarlyHead<'a> {
     /// Sends it with the headers known so far.
     fn send(&self, active: &mut ActiveRequest) {
         let (request, arrived) = (self.request, self.request.arrived);
-        let mut head = reply::our_head();
+        let mut head = local_reply::our_head();
         let own = GatewayHeaders {
             class: request.policy.shown.clone(),
             is_messages: request.endpoint.is_of_messages(),
-            degraded: overload::shown(active.degradation()),
+            degraded: overload::degradation_header(active.degradation()),
             ..GatewayHeaders::of(&arrived.id)
         };
         own.add_to(&mut head.headers);

@@ -3,17 +3,17 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::promise::PoolHandle;
 use super::request::RequestContext;
 use super::seat::PoolCursor;
+use super::snapshot::PoolHandle;
 use crate::clock::{Alarms, Clock};
+use crate::forward::conn_pool::ConnPool;
 use crate::forward::deadlines::Deadlines;
 use crate::forward::headers::{self, EngineHeaders};
-use crate::forward::lines::ConnPool;
 use crate::judge::{NonStreaming, Objective, Objectives, ProgressCell};
-use crate::route::settings::{Balance, Pool};
-use crate::route::{self, Aims, Fleet, Want};
-use crate::units::Tick;
+use crate::route::settings::{Balance, PoolSettings};
+use crate::route::{self, Fleet, PickRequest, SloTargets};
+use crate::types::Tick;
 
 /// An admitted request: its context, and what stays the same over its attempts.
 pub struct UpstreamRequest<'a> {
@@ -30,7 +30,7 @@ pub struct UpstreamRequest<'a> {
     /// Its `priority`, for engines that schedule by it.
     pub engine_priority: i64,
     /// Receives token events.
-    pub pulse: ProgressCell,
+    pub progress_cell: ProgressCell,
 }
 
 /// The parts of the gateway that attempts need.
@@ -52,14 +52,15 @@ impl UpstreamRequest<'_> {
     }
 
     /// Its requirements of an engine of this pool.
-    pub(super) fn want(&self, pool: &Pool, at: Tick) -> Want {
+    pub(super) fn pick(&self, pool: &PoolSettings, at: Tick) -> PickRequest {
         let Objectives { ttft, tpot, e2e, .. } = &*self.context.policy.objectives;
         let threshold = |objective: &Option<Objective>| objective.map(|objective| objective.threshold);
-        let aims = match self.context.streams() {
-            true => Aims { ttft: threshold(ttft), tpot: threshold(tpot), e2e: threshold(e2e) },
-            false => {
-                Aims { e2e: self.context.policy.objectives.whole_budget(self.context.size.decode.0), ..Aims::NONE }
-            }
+        let targets = match self.context.streams() {
+            true => SloTargets { ttft: threshold(ttft), tpot: threshold(tpot), e2e: threshold(e2e) },
+            false => SloTargets {
+                e2e: self.context.policy.objectives.whole_budget(self.context.size.decode.0),
+                ..SloTargets::NONE
+            },
         };
         let objectives = &self.context.policy.objectives;
         let is_judged = self.context.streams() || objectives.non_streaming == NonStreaming::Judged;
@@ -71,7 +72,7 @@ impl UpstreamRequest<'_> {
                 self.context.arrived.head.headers.get(header).map_or(0, |session| route::key_of(session.as_bytes()))
             }
         };
-        Want { size: self.context.size, aims, whole, spent: at - self.context.start, key }
+        PickRequest { size: self.context.size, targets, whole, spent: at - self.context.start, key }
     }
 
     /// All limits run over all attempts, from the moment from which the objectives do: what the client

@@ -19,7 +19,7 @@
 
 use super::fields::TopLevelField;
 use crate::json::{Literal, Nest, Scalar, unescape};
-use crate::units::Dialect;
+use crate::types::Dialect;
 
 /// Bytes of a block: about eight of vLLM's blocks of 16 tokens.
 pub(super) const BLOCK: usize = 512;
@@ -379,12 +379,12 @@ mod tests {
 
     use super::*;
     use crate::inspect::{Facts, PromptHashes, Scanner};
-    use crate::units::Endpoint;
+    use crate::types::ApiPath;
 
     const CHAT: &str = "/v1/chat/completions";
 
     fn facts(path: &str, body: &str) -> Facts {
-        let mut scanner = Scanner::new(Endpoint::relayed(path).unwrap());
+        let mut scanner = Scanner::new(ApiPath::relayed(path).unwrap());
         scanner.push(body.as_bytes()).unwrap();
         *scanner.finish().unwrap()
     }
@@ -419,7 +419,7 @@ mod tests {
     fn under_another_key_every_block_has_another_hash() {
         let body = json!({"model": "m", "prompt": text("a", 5000)}).to_string();
         let under = |seed| {
-            let mut scanner = Scanner::new(Endpoint::relayed("/v1/completions").unwrap());
+            let mut scanner = Scanner::new(ApiPath::relayed("/v1/completions").unwrap());
             scanner.has_key(BlockKey::of(seed));
             scanner.push(body.as_bytes()).unwrap();
             scanner.finish().unwrap().prefix_blocks
@@ -502,7 +502,7 @@ mod tests {
             assert_eq!(blocks(CHAT, body), expected, "{}", &body[..200]);
         }
         for cut in [1, 2, 3, 5, 7, 64, 700, 100_000] {
-            let mut scanner = Scanner::new(Endpoint::relayed(CHAT).unwrap());
+            let mut scanner = Scanner::new(ApiPath::relayed(CHAT).unwrap());
             // Two decoding paths: the tokenizer decodes where the head's hash is needed.
             if cut % 2 == 0 {
                 scanner.hash_only(PromptHashes { head: false, blocks: true });
@@ -661,7 +661,7 @@ mod tests {
             assert!(blocks(path, &json!({"input": long, "prompt": long}).to_string()).is_empty());
         }
         let body = json!({"prompt": long}).to_string();
-        let mut scanner = Scanner::new(Endpoint::relayed("/v1/completions").unwrap());
+        let mut scanner = Scanner::new(ApiPath::relayed("/v1/completions").unwrap());
         scanner.hash_only(PromptHashes { head: true, blocks: false });
         scanner.push(body.as_bytes()).unwrap();
         let expected = Facts { prefix_blocks: Vec::new(), ..facts("/v1/completions", &body) };
@@ -673,7 +673,7 @@ mod tests {
     fn a_member_that_is_repeated_holds_no_more_than_one() {
         let long = format!("\"messages\":[{}],\"system\":\"{}\",", said("user", text("a", 70_000)), "s".repeat(70_000));
         let body = format!("{{{}\"model\":\"m\"}}", long.repeat(20));
-        let mut scanner = Scanner::new(Endpoint::relayed("/v1/messages").unwrap());
+        let mut scanner = Scanner::new(ApiPath::relayed("/v1/messages").unwrap());
         scanner.push(body.as_bytes()).unwrap();
         let facts = scanner.finish().unwrap();
         assert_eq!((facts.prefix_blocks().len(), facts.prefix_blocks.capacity()), (MOST, MOST));

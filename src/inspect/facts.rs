@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::units::Tokens;
+use crate::types::Tokens;
 
 /// A decisive field: its value, and the byte range of its literal in the body
 /// (quotes included).

@@ -1,7 +1,7 @@
 //! The known members of a request body, and their types.
 
 use super::facts::Reasoning;
-use crate::units::Dialect;
+use crate::types::Dialect;
 
 /// A member of the top-level object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,20 +7,20 @@
 //! so that no two modules can understand one body differently.
 
 mod blocks;
-pub mod coding;
+mod bounded_value;
+pub mod decode;
 mod facts;
 mod fields;
-mod kept;
 pub mod multipart;
 mod prefix;
-mod ratios;
 mod scanner;
+mod token_ratios;
 
 pub use blocks::BlockKey;
 pub use facts::{Caps, Facts, Field, PromptSize, Reasoning, StreamOptions, SwitchGroup, Switches, Unreadable};
 pub use prefix::PromptHashes;
-pub use ratios::{Learned, ModelRatios, Ratios};
 pub use scanner::Scanner;
+pub use token_ratios::{Learned, ModelRatios, Ratios};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -6,7 +6,7 @@
 //! the first message of the conversation.
 
 use super::blocks::{Chain, PromptSlot, fold};
-use crate::units::Dialect;
+use crate::types::Dialect;
 
 /// Largest head, bytes. Long enough to distinguish system prompts, short enough to be nearly
 /// free.

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::blocks::{BlockKey, PromptSlot};
+use super::bounded_value::{BoundedValue, IntegerValue, ScalarValue};
 use super::facts::{Facts, Field, Reasoning, StreamOptions, SwitchGroup as Switched, Unreadable};
 use super::fields::{self, FieldRule, FieldType, JsonType, TopLevelField};
-use super::kept::{BoundedValue, IntegerValue, ScalarValue};
 use super::prefix::{PromptHashes, PromptPrefix};
 use crate::json::{Interest, Literal, Nest, Scalar, Sink, SyntaxError, Tokenizer};
-use crate::units::{Dialect, Endpoint};
+use crate::types::{ApiPath, Dialect};
 
 /// Longest name compared; all known names are shorter.
 const LONGEST_NAME: usize = 32;
@@ -35,7 +35,7 @@ impl Scanner {
     /// A scanner at the first byte of a body sent to `endpoint`. Boxed, because it is large and would be
     /// copied by moves.
     #[must_use]
-    pub fn new(endpoint: Endpoint) -> Box<Self> {
+    pub fn new(endpoint: ApiPath) -> Box<Self> {
         let scanner = Box::new_uninit();
         Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: FactsSink::new(endpoint) })
     }
@@ -211,7 +211,7 @@ enum Purpose {
 }
 
 impl FactsSink {
-    fn new(endpoint: Endpoint) -> Self {
+    fn new(endpoint: ApiPath) -> Self {
         FactsSink {
             dialect: endpoint.asks_in(),
             is_batch: endpoint.is_batch(),

@@ -4,10 +4,10 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::units::{Dialect, Endpoint};
+use crate::types::{ApiPath, Dialect};
 
-fn endpoint(path: &str) -> Endpoint {
-    Endpoint::relayed(path).unwrap()
+fn endpoint(path: &str) -> ApiPath {
+    ApiPath::relayed(path).unwrap()
 }
 
 fn read_in(path: &str, pieces: &[&[u8]]) -> Result<Facts, Unreadable> {
@@ -64,7 +64,7 @@ fn a_plain_chat_request_is_read_whole() {
     assert_eq!(text(&options.include_usage.as_ref().unwrap().at), "false");
     assert!(!options.is_null && !options.is_empty && options.continuous_usage_stats.is_none());
     assert_eq!(text(&facts.caps.max_tokens.as_ref().unwrap().at), "64");
-    assert_eq!(facts.caps.largest(), Some(crate::units::Tokens(64)));
+    assert_eq!(facts.caps.largest(), Some(crate::types::Tokens(64)));
     assert_eq!(
         facts.caps.open.iter().map(|(n, r)| (*n, text(r))).collect::<Vec<_>>(),
         [("max_completion_tokens", "null")]
@@ -208,7 +208,7 @@ fn a_decisive_field_that_cannot_be_read_leads_to_the_default_class() {
 fn a_cap_beyond_all_numbers_is_the_largest_there_is() {
     for cap in ["18446744073709551616".to_owned(), format!("1{}", "0".repeat(30)), "9".repeat(1000)] {
         let facts = chat(format!("{{\"max_tokens\":{cap},\"max_completion_tokens\":7}}")).unwrap();
-        assert_eq!((facts.caps.largest(), facts.caps.open.len()), (Some(crate::units::Tokens(u64::MAX)), 0));
+        assert_eq!((facts.caps.largest(), facts.caps.open.len()), (Some(crate::types::Tokens(u64::MAX)), 0));
         assert!(!facts.readable);
     }
 }
@@ -540,7 +540,7 @@ fn c88_numbers_that_mean_a_whole_one_are_read_and_minus_one_is_no_cap() {
         assert_eq!(none.caps.open[0].0, "max_tokens");
     }
     let huge = chat(r#"{"max_tokens":1e400}"#).unwrap();
-    assert_eq!((huge.caps.largest(), huge.readable), (Some(crate::units::Tokens(u64::MAX)), false));
+    assert_eq!((huge.caps.largest(), huge.readable), (Some(crate::types::Tokens(u64::MAX)), false));
 }
 
 #[test]

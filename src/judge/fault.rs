@@ -1,13 +1,13 @@
 //! Whose fault an ending is, before any objective is evaluated.
 
-use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
+use crate::observe::{Ending, ResponseFormat, Timeline, TimeoutKind};
 
+use super::evaluate::JudgeContext;
 use super::objectives::Objectives;
 use super::outcome::{Excluded, Missed, Outcome};
-use super::weigh::Case;
 
 /// Why this kind of request is not judged, whatever its ending.
-pub(super) fn not_judged(streamed: bool, objectives: &Objectives, case: &Case) -> Option<Excluded> {
+pub(super) fn not_judged(streamed: bool, objectives: &Objectives, case: &JudgeContext) -> Option<Excluded> {
     if case.over_limit {
         return Some(Excluded::RateLimited);
     }
@@ -22,7 +22,7 @@ pub(super) fn not_judged(streamed: bool, objectives: &Objectives, case: &Case) -
 
 /// The outcome of a failed request regardless of its objectives; `None` if the objectives (or the
 /// rules for clients that left or did not read) decide.
-pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
+pub(super) fn fault(timeline: &Timeline, case: &JudgeContext) -> Option<Outcome> {
     if let Some(error) = timeline.error {
         let late = error.after_first_token;
         return Some(if late { Outcome::Missed(Missed::UpstreamError) } else { of_code(error.code, case) });
@@ -32,7 +32,7 @@ pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
     }
     let missed = |reason| Some(Outcome::Missed(reason));
     // A JSON body is parsed at its end, so a truncated one is no evidence.
-    if timeline.unparseable && (timeline.reader != Reader::Json || timeline.ending == Ending::Clean) {
+    if timeline.unparseable && (timeline.reader != ResponseFormat::Json || timeline.ending == Ending::Clean) {
         return missed(Missed::Unparseable);
     }
     if timeline.finish.is_some() {
@@ -53,7 +53,7 @@ pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
 /// Whose fault an engine's status code is, or an in-band error in a 200 before the first token. Every
 /// code has a row; codes without an explanation are the engine's fault.
 #[must_use]
-pub const fn of_code(code: u16, case: &Case) -> Outcome {
+pub const fn of_code(code: u16, case: &JudgeContext) -> Outcome {
     match code {
         429 | 503 | 529 => Outcome::Missed(Missed::UpstreamOverload),
         400 | 401 | 403 | 404 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 if case.is_away => {
@@ -70,7 +70,7 @@ pub const fn of_code(code: u16, case: &Case) -> Outcome {
 
 /// Finished without output and without a finish reason, or without visible output where the gateway
 /// had lowered the cap.
-fn is_empty(timeline: &Timeline, case: &Case) -> bool {
+fn is_empty(timeline: &Timeline, case: &JudgeContext) -> bool {
     if !case.dialect.generates() {
         return false;
     }

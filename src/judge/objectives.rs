@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::units::Tokens;
+use crate::types::Tokens;
 
 /// One objective: at least `attainment` of the judged requests stay at or below `threshold`.
 #[derive(Clone, Copy, Debug, PartialEq)]

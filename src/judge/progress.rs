@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use crate::observe::{Choice, ClientLimited, Timeline};
-use crate::units::{Tick, Tokens};
+use crate::types::{Tick, Tokens};
 
+use super::evaluate::JudgeContext;
 use super::objectives::{Objectives, TtftCounts};
-use super::weigh::Case;
 
 /// The state of a request at some moment.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +99,7 @@ impl<'a> Progress<'a> {
 /// The earliest moment after which an objective is broken if nothing more happens than `progress`
 /// shows; `None` if none ever is.
 #[must_use]
-pub fn breaks_at(progress: &Progress<'_>, objectives: &Objectives, case: &Case) -> Option<Tick> {
+pub fn breaks_at(progress: &Progress<'_>, objectives: &Objectives, case: &JudgeContext) -> Option<Tick> {
     if !progress.is_uploaded {
         return None;
     }
@@ -119,7 +119,7 @@ pub fn breaks_at(progress: &Progress<'_>, objectives: &Objectives, case: &Case) 
 
 /// Whether an objective is broken at `at`: the test of `canceled_late` and of `overdue`.
 #[must_use]
-pub fn is_broken_at(progress: &Progress<'_>, objectives: &Objectives, case: &Case, at: Tick) -> bool {
+pub fn is_broken_at(progress: &Progress<'_>, objectives: &Objectives, case: &JudgeContext, at: Tick) -> bool {
     breaks_at(progress, objectives, case).is_some_and(|moment| at > moment)
 }
 
@@ -157,14 +157,14 @@ pub(super) fn tpot_breaks(progress: &Progress<'_>, objectives: &Objectives) -> O
 
 /// A non-streaming response can break only E2E, or the budget derived from its expected number of
 /// tokens.
-pub(super) fn whole_deadline(progress: &Progress<'_>, objectives: &Objectives, case: &Case) -> Option<Tick> {
+pub(super) fn whole_deadline(progress: &Progress<'_>, objectives: &Objectives, case: &JudgeContext) -> Option<Tick> {
     let n = if case.dialect.generates() { expected_output(objectives, case) } else { Tokens(1) };
     objectives.whole_budget(n.0).map(|budget| progress.start + budget)
 }
 
 /// Expected output tokens of a response that has not come: the smaller of the stated cap and
 /// the class's assumed p95, else the class's default.
-fn expected_output(objectives: &Objectives, case: &Case) -> Tokens {
+fn expected_output(objectives: &Objectives, case: &JudgeContext) -> Tokens {
     match (case.stated_cap, objectives.assumed_output_p95()) {
         (Some(cap), Some(p95)) => cap.min(p95),
         (Some(one), None) | (None, Some(one)) => one,

@@ -5,9 +5,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::observe::{
-    Choice, ClientLimited, Ending, Gaps, InBandError, Reader, Timeline, TimeoutKind, TokenSource, Usage,
+    Choice, ClientLimited, Ending, Gaps, InBandError, ResponseFormat, Timeline, TimeoutKind, TokenSource, Usage,
 };
-use crate::units::{ClientState, Dialect, Tick, Tokens};
+use crate::types::{ClientState, Dialect, Tick, Tokens};
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn agent() -> Objectives {
     Objectives { e2e: objective(20_000), ..Objectives::default() }
 }
 
-const CASE: Case = Case::of(Dialect::Chat);
+const CASE: JudgeContext = JudgeContext::of(Dialect::Chat);
 
 /// A stream of one choice with visible token events at `moments`, finished with the last
 /// one.
@@ -52,7 +52,7 @@ fn stream(moments: &[u64], tokens: u64) -> Timeline {
     Timeline {
         start: at(0),
         streamed: true,
-        reader: Reader::Events,
+        reader: ResponseFormat::Events,
         first_token: first,
         first_visible: first,
         last_token: last,
@@ -102,7 +102,7 @@ fn whole(end: u64, tokens: u64) -> Timeline {
     };
     Timeline {
         streamed: false,
-        reader: Reader::Json,
+        reader: ResponseFormat::Json,
         finish: Some(at(end)),
         end: at(end),
         choices: vec![choice],
@@ -314,11 +314,11 @@ fn without_a_budget_or_by_the_class_whole_answers_are_excluded_however_they_end(
 
 #[test]
 fn embeddings_on_a_judged_path_have_the_budget_of_one_token() {
-    let case = Case { judged_path: true, ..Case::of(Dialect::Plain) };
+    let case = JudgeContext { judged_path: true, ..JudgeContext::of(Dialect::Plain) };
     let answer = |end| Timeline { output: Tokens(900), token_events: 0, choices: vec![], ..whole(end, 900) };
     assert_eq!(judge(&answer(500), &chat(), &case).outcome, MET);
     assert_eq!(judge(&answer(501), &chat(), &case).outcome, missed(Missed::E2e));
-    assert_eq!(judge(&answer(1), &chat(), &Case::of(Dialect::Plain)).outcome, excluded(Excluded::Unjudged));
+    assert_eq!(judge(&answer(1), &chat(), &JudgeContext::of(Dialect::Plain)).outcome, excluded(Excluded::Unjudged));
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn finished_without_token_or_reason_is_empty_and_so_is_nothing_visible_under_a_l
         (missed(Missed::Empty), Some(ObjectiveState::NotEvaluated)),
         "no token came"
     );
-    let lowered = Case { cap_lowered: true, ..CASE };
+    let lowered = JudgeContext { cap_lowered: true, ..CASE };
     let mut reasoning = stream(&[100, 120], 20);
     (reasoning.first_visible, reasoning.has_visible) = (None, false);
     assert_eq!(judge(&reasoning, &chat(), &lowered).outcome, missed(Missed::Empty));
@@ -424,19 +424,19 @@ fn every_status_of_an_engine_has_its_row() {
             assert_eq!(outcome(&answer, &chat()), *expected, "{status}");
         }
     }
-    let forwarded = Case { credential_forwarded: true, ..CASE };
-    let unknown = Case { model_unknown_to_pool: true, ..CASE };
-    let of = |status, case: &Case| judge(&Timeline { status, ..whole(100, 3) }, &chat(), case).outcome;
+    let forwarded = JudgeContext { credential_forwarded: true, ..CASE };
+    let unknown = JudgeContext { model_unknown_to_pool: true, ..CASE };
+    let of = |status, case: &JudgeContext| judge(&Timeline { status, ..whole(100, 3) }, &chat(), case).outcome;
     assert_eq!(of(401, &forwarded), excluded(Unauthorized));
     assert_eq!(of(403, &forwarded), excluded(Unauthorized));
     assert_eq!(of(404, &unknown), excluded(InvalidRequest));
     assert_eq!(of(404, &forwarded), missed(UpstreamError));
-    let capped = Case { cap_lowered: true, ..CASE };
+    let capped = JudgeContext { cap_lowered: true, ..CASE };
     assert_eq!(
         [400, 422, 413].map(|status| of(status, &capped)),
         [missed(UpstreamError), missed(UpstreamError), excluded(InvalidRequest)]
     );
-    let away = Case { is_away: true, credential_forwarded: true, model_unknown_to_pool: true, ..CASE };
+    let away = JudgeContext { is_away: true, credential_forwarded: true, model_unknown_to_pool: true, ..CASE };
     for status in [400, 401, 403, 404, 409, 411, 413, 414, 415, 422, 431, 501] {
         assert_eq!(of(status, &away), missed(UpstreamOverload), "{status}");
     }
@@ -503,7 +503,7 @@ fn limits_drain_and_panics_have_their_reasons() {
 #[test]
 fn c58_what_cannot_be_read_is_a_miss_also_if_the_client_leaves() {
     for ending in [Ending::Clean, Ending::Left] {
-        let coded = Timeline { unparseable: true, reader: Reader::Coded, ..cut(&[], 0, ending, 100) };
+        let coded = Timeline { unparseable: true, reader: ResponseFormat::Coded, ..cut(&[], 0, ending, 100) };
         assert_eq!(outcome(&coded, &chat()), missed(Missed::Unparseable));
     }
 }
@@ -590,13 +590,13 @@ fn a_choice_that_has_finished_no_longer_waits() {
 
 #[test]
 fn a_whole_answer_that_is_left_answers_to_the_output_that_could_be_expected() {
-    let left = |end, objectives: &Objectives, case: &Case| {
+    let left = |end, objectives: &Objectives, case: &JudgeContext| {
         let timeline = Timeline { finish: None, ending: Ending::Left, choices: vec![], ..whole(end, 0) };
         judge(&timeline, objectives, case).outcome
     };
     let output_tokens = Some(Quantiles { p50: Tokens(10), p95: Tokens(101) });
     let assuming = Objectives { assumed: Some(Assumption { input_tokens: None, output_tokens }), ..chat() };
-    let stating = |cap| Case { stated_cap: Some(Tokens(cap)), ..CASE };
+    let stating = |cap| JudgeContext { stated_cap: Some(Tokens(cap)), ..CASE };
     let own = Objectives { default_output_tokens: Some(Tokens(201)), ..chat() };
     // Objectives, context, and the last moment at which leaving is a plain cancel.
     let rows = [
@@ -622,7 +622,7 @@ fn a_leave_while_waiting_is_judged_alike_and_one_before_the_upload_ended_never_i
     assert_eq!(left(&waiting(true, true), 501), missed(Missed::CanceledLate));
     assert_eq!(left(&waiting(true, false), 501), excluded(Excluded::ClientCancel));
     assert_eq!(left(&waiting(false, true), 90_000), excluded(Excluded::ClientCancel));
-    let unjudged = Case::of(Dialect::Plain);
+    let unjudged = JudgeContext::of(Dialect::Plain);
     let outcome = judge_left(&waiting(true, false), &chat(), &unjudged, at(90_000)).outcome;
     assert_eq!(outcome, excluded(Excluded::Unjudged));
     let outcome = judge_left(&waiting(false, false), &chat(), &unjudged, at(90_000)).outcome;
@@ -679,10 +679,10 @@ fn a_whole_answer_whose_client_does_not_read_has_no_ttft_to_be_late_with() {
     assert_eq!(outcome(&limited(late, &[], 0, 700), &chat()), excluded(Excluded::ClientLimited));
     // It is not overdue either.
     let client = ClientState::default();
-    let pulse = ProgressCell::read_by(client.clone());
+    let progress_cell = ProgressCell::set_client(client.clone());
     client.refuses(at(700));
     let waiting = Progress::waiting(at(0), true, false);
-    assert!(!pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(90_000)));
+    assert!(!progress_cell.is_overdue(&waiting, &chat(), &CASE, 1, at(90_000)));
 }
 
 #[test]
@@ -733,7 +733,7 @@ fn reading_slowly_after_the_finish_changes_nothing() {
 
 #[test]
 fn beyond_the_tenants_limit_everything_is_rate_limited_however_it_ends() {
-    let case = Case { over_limit: true, ..CASE };
+    let case = JudgeContext { over_limit: true, ..CASE };
     for timeline in [stream(&[100, 120], 2), Timeline { status: 500, ..whole(10, 0) }, cut(&[], 0, Ending::Left, 9000)]
     {
         assert_eq!(judge(&timeline, &chat(), &case).outcome, excluded(Excluded::RateLimited));
@@ -750,13 +750,13 @@ fn a_refusal_keeps_its_reason_and_counts_what_had_broken() {
     );
     let wrong = judge_refused(excluded(Excluded::InvalidRequest), &waiting, &chat(), &CASE, at(700));
     assert_eq!((wrong.outcome, wrong.ttft), (excluded(Excluded::InvalidRequest), Some(ObjectiveState::NotEvaluated)));
-    let beyond = Case { over_limit: true, ..CASE };
+    let beyond = JudgeContext { over_limit: true, ..CASE };
     for outcome in [missed(Missed::UpstreamError), excluded(Excluded::InvalidRequest)] {
         let judged = judge_refused(outcome, &waiting, &chat(), &beyond, at(700));
         assert_eq!(judged.outcome, excluded(Excluded::RateLimited), "however it ends");
     }
     let unjudged =
-        judge_refused(missed(Missed::UpstreamUnavailable), &waiting, &chat(), &Case::of(Dialect::Plain), at(1));
+        judge_refused(missed(Missed::UpstreamUnavailable), &waiting, &chat(), &JudgeContext::of(Dialect::Plain), at(1));
     assert_eq!(unjudged.outcome, excluded(Excluded::Unjudged));
 }
 
@@ -782,32 +782,33 @@ fn budgets_never_overflow() {
 #[test]
 fn the_pulse_of_a_stream_tells_when_it_is_overdue() {
     let waiting = Progress::waiting(at(0), true, true);
-    let pulse = ProgressCell::default();
-    let overdue = |pulse: &ProgressCell, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
-    assert!(!overdue(&pulse, 500));
-    assert!(overdue(&pulse, 501));
-    pulse.token(at(400), true);
-    assert!(!overdue(&pulse, 1400));
-    assert!(overdue(&pulse, 1401), "it stalls");
-    pulse.token(at(420), true);
-    assert!(!overdue(&pulse, 500));
-    assert!(overdue(&pulse, 501), "two tokens in 100 ms");
-    pulse.finished(true);
-    assert!(!overdue(&pulse, 90_000));
-    pulse.finished(false);
-    assert!(overdue(&pulse, 90_000), "a further token undid the finish");
+    let progress_cell = ProgressCell::default();
+    let overdue =
+        |progress_cell: &ProgressCell, moment| progress_cell.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
+    assert!(!overdue(&progress_cell, 500));
+    assert!(overdue(&progress_cell, 501));
+    progress_cell.token(at(400), true);
+    assert!(!overdue(&progress_cell, 1400));
+    assert!(overdue(&progress_cell, 1401), "it stalls");
+    progress_cell.token(at(420), true);
+    assert!(!overdue(&progress_cell, 500));
+    assert!(overdue(&progress_cell, 501), "two tokens in 100 ms");
+    progress_cell.finished(true);
+    assert!(!overdue(&progress_cell, 90_000));
+    progress_cell.finished(false);
+    assert!(overdue(&progress_cell, 90_000), "a further token undid the finish");
 }
 
 #[test]
 fn what_is_not_judged_is_never_overdue() {
     let waiting = Progress::waiting(at(0), true, true);
-    let overdue = |waiting: &Progress<'_>, objectives: &Objectives, case: &Case| {
+    let overdue = |waiting: &Progress<'_>, objectives: &Objectives, case: &JudgeContext| {
         ProgressCell::default().is_overdue(waiting, objectives, case, 1, at(90_000))
     };
     assert!(overdue(&waiting, &chat(), &CASE));
-    assert!(!overdue(&waiting, &chat(), &Case { over_limit: true, ..CASE }));
-    assert!(!overdue(&waiting, &chat(), &Case::of(Dialect::Plain)));
-    assert!(overdue(&waiting, &chat(), &Case { judged_path: true, ..Case::of(Dialect::Plain) }));
+    assert!(!overdue(&waiting, &chat(), &JudgeContext { over_limit: true, ..CASE }));
+    assert!(!overdue(&waiting, &chat(), &JudgeContext::of(Dialect::Plain)));
+    assert!(overdue(&waiting, &chat(), &JudgeContext { judged_path: true, ..JudgeContext::of(Dialect::Plain) }));
     let whole = Progress { streamed: false, ..waiting };
     assert!(overdue(&whole, &chat(), &CASE));
     assert!(!overdue(&whole, &Objectives { non_streaming: NonStreaming::Excluded, ..chat() }, &CASE));
@@ -816,17 +817,18 @@ fn what_is_not_judged_is_never_overdue() {
 #[test]
 fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_first_token() {
     let waiting = Progress::waiting(at(0), true, true);
-    let overdue = |pulse: &ProgressCell, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
+    let overdue =
+        |progress_cell: &ProgressCell, moment| progress_cell.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
     let refusing = |since| {
         let client = ClientState::default();
-        let pulse = ProgressCell::read_by(client.clone());
+        let progress_cell = ProgressCell::set_client(client.clone());
         client.refuses(at(since));
-        pulse
+        progress_cell
     };
-    let pulse = refusing(300);
-    assert!(!overdue(&pulse, 500) && overdue(&pulse, 501), "no token has come");
-    pulse.token(at(400), true);
-    assert!(!overdue(&pulse, 90_000), "it came in time, and the rest is the client's doing");
+    let progress_cell = refusing(300);
+    assert!(!overdue(&progress_cell, 500) && overdue(&progress_cell, 501), "no token has come");
+    progress_cell.token(at(400), true);
+    assert!(!overdue(&progress_cell, 90_000), "it came in time, and the rest is the client's doing");
     let broken = refusing(501);
     [at(400), at(420)].into_iter().for_each(|moment| broken.token(moment, true));
     assert!(overdue(&broken, 502) && overdue(&broken, 90_000), "two tokens in 101 ms");
@@ -839,9 +841,9 @@ fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_f
 #[test]
 fn tokens_of_several_choices_are_shared_among_them() {
     let waiting = Progress::waiting(at(0), true, true);
-    let pulse = ProgressCell::default();
-    (0..6).for_each(|number| pulse.token(at(100 + 10 * number), true));
-    let overdue = |choices, moment| pulse.is_overdue(&waiting, &chat(), &CASE, choices, at(moment));
+    let progress_cell = ProgressCell::default();
+    (0..6).for_each(|number| progress_cell.token(at(100 + 10 * number), true));
+    let overdue = |choices, moment| progress_cell.is_overdue(&waiting, &chat(), &CASE, choices, at(moment));
     assert!(!overdue(1, 400) && overdue(1, 401), "six tokens in 300 ms");
     assert!(!overdue(3, 200) && overdue(3, 201), "two of each choice in 100 ms");
 }
@@ -849,10 +851,10 @@ fn tokens_of_several_choices_are_shared_among_them() {
 #[test]
 fn a_stream_of_several_tokens_an_event_is_overdue_by_its_tokens() {
     let waiting = Progress::waiting(at(0), true, true);
-    let pulse = ProgressCell::default();
-    pulse.expects(3.0);
-    [at(400), at(520)].into_iter().for_each(|moment| pulse.token(moment, true));
-    let overdue = |moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
+    let progress_cell = ProgressCell::default();
+    progress_cell.set_tokens_per_event(3.0);
+    [at(400), at(520)].into_iter().for_each(|moment| progress_cell.token(moment, true));
+    let overdue = |moment| progress_cell.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
     assert!(!overdue(700), "six tokens in 300 ms");
     assert!(overdue(701));
 }
@@ -861,11 +863,11 @@ fn a_stream_of_several_tokens_an_event_is_overdue_by_its_tokens() {
 fn a_gap_that_broke_itl_stays_broken_though_tokens_come_again() {
     let waiting = Progress::waiting(at(0), true, true);
     let promised = Objectives { itl: objective(200), tpot: None, ..chat() };
-    let pulse = ProgressCell::default();
-    [at(100), at(400), at(450)].into_iter().for_each(|moment| pulse.token(moment, true));
-    let overdue = |moment| pulse.is_overdue(&waiting, &promised, &CASE, 1, at(moment));
+    let progress_cell = ProgressCell::default();
+    [at(100), at(400), at(450)].into_iter().for_each(|moment| progress_cell.token(moment, true));
+    let overdue = |moment| progress_cell.is_overdue(&waiting, &promised, &CASE, 1, at(moment));
     assert!(!overdue(460));
-    pulse.itl_broke(at(300));
+    progress_cell.itl_broke(at(300));
     assert!(overdue(460));
 }
 

@@ -15,7 +15,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::plan::LoadTarget;
 use crate::clock::Clock;
 use crate::dial::is_lack;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Idle time after which a connection is not used again: uvicorn and llama.cpp close theirs at 5 s.
 const IDLE: Duration = Duration::from_secs(4);

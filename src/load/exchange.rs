@@ -17,9 +17,11 @@ use super::record::LoadRecord;
 use super::run::{Halt, LoadEvent};
 use crate::clock::Clock;
 use crate::inspect::Ratios;
-use crate::judge::{Case, Missed, Outcome, Progress, judge, judge_left, judge_refused};
-use crate::observe::{Ending, Expect, Observer, Reader, TemplateCache, TimeoutKind, Watch};
-use crate::units::{Endpoint, EngineId, Tick};
+use crate::judge::{JudgeContext, Missed, Outcome, Progress, judge, judge_left, judge_refused};
+use crate::observe::{
+    Ending, Observer, ObserverOptions, ResponseExpectation, ResponseFormat, TemplateCache, TimeoutKind,
+};
+use crate::types::{ApiPath, EngineId, Tick};
 
 /// Time after `finish` in which the service may end its body (`docs/semantics.md`, section 3).
 const AFTER_FINISH: Duration = Duration::from_secs(1);
@@ -126,7 +128,7 @@ pub(super) struct LoadExchange {
     number: u64,
     /// Scheduled send time.
     start: Tick,
-    case: Case,
+    case: JudgeContext,
     limits: ExchangeLimits,
     timer: Pin<Box<Sleep>>,
     halt: watch::Receiver<Halt>,
@@ -138,7 +140,7 @@ impl LoadExchange {
         let ClassHeads { class, .. } = &shared.classes[planned.class];
         let (timeouts, objectives) = (&class.timeouts, &class.objectives);
         let dialect = planned.endpoint.dialect();
-        let mut case = Case::of(dialect);
+        let mut case = JudgeContext::of(dialect);
         case.judged_path = true;
         case.stated_cap = planned.output_cap;
         case.credential_forwarded = true;
@@ -278,7 +280,7 @@ impl LoadExchange {
         let reader = reader(head.status, &head.headers, self.planned.endpoint);
         let mut seen = self.observer(head.status.as_u16(), reader);
         let idle = self.class().timeouts.idle;
-        if reader != Reader::Events {
+        if reader != ResponseFormat::Events {
             // No token will tell that it goes on: from its head on silence is what counts.
             self.limits.first_token = None;
             self.limits.idle = Some(self.shared.clock.now() + idle);
@@ -318,17 +320,17 @@ impl LoadExchange {
         self.judged(seen, ending, record);
     }
 
-    fn observer(&self, status: u16, reader: Reader) -> Observer {
+    fn observer(&self, status: u16, reader: ResponseFormat) -> Observer {
         let objectives = &self.class().objectives;
-        let mut expect = Expect::stream(self.case.dialect, self.start);
+        let mut expect = ResponseExpectation::stream(self.case.dialect, self.start);
         expect.stream_asked = self.planned.stream;
-        if reader == Reader::Events {
+        if reader == ResponseFormat::Events {
             expect.tokens_per_event = self.shared.ratios.of(None).tokens_per_event(&self.shared.engine);
         }
-        let watch = Watch {
+        let watch = ObserverOptions {
             itl: objectives.itl.map(|objective| objective.threshold),
             stall: objectives.stall,
-            ..Watch::default()
+            ..ObserverOptions::default()
         };
         let mut seen = Observer::new(expect, reader, status, watch);
         seen.knows(&self.shared.templates);
@@ -367,23 +369,23 @@ enum WithoutResponse {
 }
 
 /// How a body is read, by the head of its response: the same choice as the gateway makes.
-fn reader(status: StatusCode, headers: &HeaderMap, endpoint: Endpoint) -> Reader {
+fn reader(status: StatusCode, headers: &HeaderMap, endpoint: ApiPath) -> ResponseFormat {
     let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     let is_events = kind.eq_ignore_ascii_case(b"text/event-stream");
     let is_json = kind.eq_ignore_ascii_case(b"application/json") || kind.to_ascii_lowercase().ends_with(b"+json");
     let coding = headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
     if !status.is_success() {
-        Reader::Opaque
+        ResponseFormat::Opaque
     } else if coding.is_some_and(|coding| !coding.eq_ignore_ascii_case(b"identity")) {
-        Reader::Coded
+        ResponseFormat::Coded
     } else if is_events && endpoint.dialect().generates() {
-        Reader::Events
+        ResponseFormat::Events
     } else if is_events {
-        Reader::Aside
+        ResponseFormat::Aside
     } else if endpoint.answers_json() || is_json {
-        Reader::Json
+        ResponseFormat::Json
     } else {
-        Reader::Opaque
+        ResponseFormat::Opaque
     }
 }

@@ -9,7 +9,7 @@ use super::sweep::NextRun;
 use super::workload::{RunSeeds, Workload};
 use crate::clock::Clock;
 use crate::judge::Objectives;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Where a run stands, for whoever watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -25,8 +25,6 @@ pub mod search;
 pub mod steady;
 pub mod summary;
 pub mod sweep;
-#[cfg(test)]
-mod tests;
 pub mod workload;
 
 pub use plan::{LoadClass, LoadTarget, PlannedRequest};

@@ -9,7 +9,7 @@ use http::HeaderMap;
 use crate::dial::{Dial, EngineAddress, Roots};
 use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
-use crate::units::{ClassId, Endpoint, Tokens};
+use crate::types::{ApiPath, ClassId, Tokens};
 
 /// One request of a load run.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,7 +19,7 @@ pub struct PlannedRequest {
     /// Index into the run's classes.
     pub class: usize,
     /// Path of the request.
-    pub endpoint: Endpoint,
+    pub endpoint: ApiPath,
     /// Whether the body asks for a stream.
     pub stream: bool,
     /// JSON body.

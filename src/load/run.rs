@@ -13,7 +13,7 @@ use super::record::LoadRecord;
 use crate::clock::Clock;
 use crate::inspect::Ratios;
 use crate::observe::TemplateCache;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Events that wait for the run's loop. A request whose record does not fit waits with it: it has
 /// been measured by then.

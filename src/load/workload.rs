@@ -13,7 +13,7 @@ use super::arrivals::{ArrivalProcess, ArrivalTimes};
 use super::lengths::LengthModel;
 use super::plan::{LoadClass, PlannedRequest};
 use super::prompts::{PromptCalibration, PromptMaker, PromptText};
-use crate::units::{Dialect, Endpoint, Tokens};
+use crate::types::{ApiPath, Dialect, Tokens};
 
 /// What prefix caches hold for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ pub struct Workload {
     /// Model asked for.
     pub model: String,
     /// Path of every request.
-    pub endpoint: Endpoint,
+    pub endpoint: ApiPath,
     /// Whether answers are streamed.
     pub stream: bool,
     /// Classes.
@@ -236,7 +236,7 @@ mod tests {
     use crate::forward::settings::Timeouts;
     use crate::judge::Objectives;
     use crate::load::lengths::TokenLengths;
-    use crate::units::ClassId;
+    use crate::types::ClassId;
 
     fn workload(path: &str) -> Workload {
         let class = |name: &str, weight| WorkloadClass {
@@ -256,7 +256,7 @@ mod tests {
         };
         Workload {
             model: "m\"1".to_owned(),
-            endpoint: Endpoint::relayed(path).unwrap(),
+            endpoint: ApiPath::relayed(path).unwrap(),
             stream: true,
             classes: vec![class("chat", 3.0), class("voice", 1.0)],
             arrivals: ArrivalProcess::Poisson,

@@ -6,7 +6,7 @@
 //! events without copying; [`PieceInfo`] describes what an event carried.
 //!
 //! Most events of a stream differ from the previous one only in their text. Such an event is recognised
-//! by comparing its other bytes with those of an event that was parsed in full (`mould`), so the skipped
+//! by comparing its other bytes with those of an event that was parsed in full (`template`), so the skipped
 //! bytes are known to mean the same. Complete responses of one engine, and the other events of its
 //! streams, are recognised in the same way ([`TemplateCache`]). Everything else is parsed by
 //! the push tokenizer of [`crate::json`]: no tree, no recursion, and text that a strict parser
@@ -14,25 +14,26 @@
 
 pub mod sse;
 
-mod codes;
-mod mould;
-mod moulds;
-mod note;
+mod error_code;
+mod event_parser;
+mod json_path;
 mod observer;
-mod passing;
-mod place;
-mod reading;
-mod sight;
-mod tally;
+mod oversized_event;
+mod parsed_event;
+mod piece;
+mod template;
+mod template_cache;
 mod timeline;
+mod timeline_builder;
 mod usage;
 
 #[cfg(test)]
 mod tests;
 
-pub use moulds::TemplateCache;
-pub use note::{Expect, PieceInfo, PiecePart, UsagePosition};
 pub use observer::Observer;
+pub use piece::{PieceInfo, PiecePart, ResponseExpectation, UsagePosition};
+pub use template_cache::TemplateCache;
 pub use timeline::{
-    Choice, ClientLimited, Ending, Gaps, InBandError, Reader, Timeline, TimeoutKind, TokenSource, Usage, Watch,
+    Choice, ClientLimited, Ending, Gaps, InBandError, ObserverOptions, ResponseFormat, Timeline, TimeoutKind,
+    TokenSource, Usage,
 };

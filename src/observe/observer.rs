@@ -5,27 +5,27 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::json::Tokenizer;
-use crate::units::Tick;
+use crate::types::Tick;
 
-use super::mould::{Placeholders, Template, TemplateMatch};
-use super::moulds::{TemplateCache, TemplateCursor};
-use super::note::{Expect, PieceInfo, PiecePart};
-use super::passing::{DONE, OversizedEvent, OversizedEventEnd};
-use super::reading::EventParser;
-use super::sight::{EventKind, ParsedEvent};
+use super::event_parser::EventParser;
+use super::oversized_event::{DONE, OversizedEvent, OversizedEventEnd};
+use super::parsed_event::{EventKind, ParsedEvent};
+use super::piece::{PieceInfo, PiecePart, ResponseExpectation};
 use super::sse::{Cut, EventFields, EventScanner, HELD, says_something};
-use super::tally::TimelineBuilder;
-use super::timeline::{Ending, InBandError, Reader, Timeline, Watch, is_success};
+use super::template::{Placeholders, Template, TemplateMatch};
+use super::template_cache::{TemplateCache, TemplateCursor};
+use super::timeline::{Ending, InBandError, ObserverOptions, ResponseFormat, Timeline, is_success};
+use super::timeline_builder::TimelineBuilder;
 
 /// Observes one response.
 ///
 /// ```
 /// use bytes::Bytes;
-/// use goodput::observe::{Ending, Expect, Observer, Reader, Watch};
-/// use goodput::units::{Dialect, Tick};
+/// use goodput::observe::{Ending, ResponseExpectation, Observer, ResponseFormat, ObserverOptions};
+/// use goodput::types::{Dialect, Tick};
 ///
-/// let expect = Expect::stream(Dialect::Chat, Tick::ZERO);
-/// let mut seen = Observer::new(expect, Reader::Events, 200, Watch::default());
+/// let expect = ResponseExpectation::stream(Dialect::Chat, Tick::ZERO);
+/// let mut seen = Observer::new(expect, ResponseFormat::Events, 200, ObserverOptions::default());
 /// let event = Bytes::from_static(b"data: {\"choices\":[{\"delta\":{\"content\":\"Hi\"}}]}\n\n");
 /// seen.frame(event, Tick::from_millis(740), &mut |piece, note| {
 ///     assert!(note.token);
@@ -36,7 +36,7 @@ use super::timeline::{Ending, InBandError, Reader, Timeline, Watch, is_success};
 /// ```
 #[derive(Debug)]
 pub struct Observer {
-    reader: Reader,
+    reader: ResponseFormat,
     status: u16,
     scanner: EventScanner,
     eye: EventReader,
@@ -94,8 +94,8 @@ impl Observer {
     /// An observer of a response with this status, whose content type and coding determined `reader`. An
     /// unsuccessful response is only passed through.
     #[must_use]
-    pub fn new(expect: Expect, reader: Reader, status: u16, watch: Watch) -> Self {
-        let body = if reader == Reader::Json && is_success(status) { Body::Awaited } else { Body::Unread };
+    pub fn new(expect: ResponseExpectation, reader: ResponseFormat, status: u16, watch: ObserverOptions) -> Self {
+        let body = if reader == ResponseFormat::Json && is_success(status) { Body::Awaited } else { Body::Unread };
         Observer {
             reader,
             status,
@@ -133,8 +133,8 @@ impl Observer {
 
     /// Events of the stream that matched no template.
     #[cfg(test)]
-    pub(super) fn strangers(&self) -> u32 {
-        self.eye.course.as_ref().map_or(0, TemplateCursor::strangers)
+    pub(super) fn misses(&self) -> u32 {
+        self.eye.course.as_ref().map_or(0, TemplateCursor::misses)
     }
 
     /// The template of the stream's usual events.
@@ -157,12 +157,12 @@ impl Observer {
             return;
         }
         self.last_frame = Some(at);
-        if self.reader != Reader::Events || !self.is_success() {
+        if self.reader != ResponseFormat::Events || !self.is_success() {
             self.last_activity = Some(at);
             if !matches!(self.body, Body::Unread) {
                 self.body.push(&frame, &self.eye);
             }
-            if self.reader == Reader::Aside && self.is_success() {
+            if self.reader == ResponseFormat::Aside && self.is_success() {
                 self.glance(frame.clone(), at);
             }
             return pass(frame, &PieceInfo::default());
@@ -211,7 +211,7 @@ impl Observer {
         }
         let last_byte = self.last_frame.unwrap_or(at);
         match self.reader {
-            Reader::Events => {
+            ResponseFormat::Events => {
                 if let Some((cut, tail)) = self.scanner.finish() {
                     let note = self.eye.see(cut, &tail, last_byte);
                     if !tail.is_empty() {
@@ -224,7 +224,7 @@ impl Observer {
                     self.eye.tally.ended_whole(last_byte);
                 }
             }
-            Reader::Aside => {
+            ResponseFormat::Aside => {
                 if let Some((cut, tail)) = self.scanner.finish() {
                     self.eye.see(cut, &tail, last_byte);
                 }
@@ -232,14 +232,14 @@ impl Observer {
                 self.eye.unparseable = false;
                 self.eye.tally.ended_whole(last_byte);
             }
-            Reader::Json => {
+            ResponseFormat::Json => {
                 let is_read = std::mem::replace(&mut self.body, Body::Unread).end(&mut self.eye, last_byte);
                 self.eye.unparseable |= !is_read;
             }
             // Generating paths respond with JSON or events; anything else cannot be read.
-            Reader::Opaque if self.eye.tally.dialect().generates() => self.eye.unparseable = true,
-            Reader::Opaque => self.eye.tally.ended_whole(last_byte),
-            Reader::Coded => self.eye.unparseable = true,
+            ResponseFormat::Opaque if self.eye.tally.dialect().generates() => self.eye.unparseable = true,
+            ResponseFormat::Opaque => self.eye.tally.ended_whole(last_byte),
+            ResponseFormat::Coded => self.eye.unparseable = true,
         }
     }
 
@@ -332,7 +332,7 @@ impl Observer {
     }
 
     fn timeline(&self, ending: Ending, at: Tick) -> Timeline {
-        let is_coded = self.reader == Reader::Coded && self.is_success();
+        let is_coded = self.reader == ResponseFormat::Coded && self.is_success();
         let mut timeline = self.eye.tally.timeline(self.reader, self.status, ending, at);
         timeline.unparseable = is_coded || self.eye.unparseable;
         timeline
@@ -384,7 +384,7 @@ impl Body {
 }
 
 impl BodyParser {
-    fn of(frame: &[u8], expect: &Expect) -> Box<Self> {
+    fn of(frame: &[u8], expect: &ResponseExpectation) -> Box<Self> {
         let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
         let reading = EventParser::new(expect.dialect, true, keep_text);
         let mut full = Box::write(Box::new_uninit(), BodyParser { tokenizer: Tokenizer::of_answer(), reading });

@@ -8,7 +8,7 @@ use proptest::sample::select;
 
 use super::sse::HELD;
 use super::*;
-use crate::units::{Dialect, Tick, Tokens};
+use crate::types::{Dialect, Tick, Tokens};
 
 const R: &str = r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
 const D: &str = "[DONE]";
@@ -48,8 +48,8 @@ fn with(event: &str, prompt: u64, completion: u64) -> String {
     format!("{},{}}}", &event[..event.len() - 1], counts(prompt, completion))
 }
 
-fn chat() -> Expect {
-    Expect::stream(Dialect::Chat, Tick::ZERO)
+fn chat() -> ResponseExpectation {
+    ResponseExpectation::stream(Dialect::Chat, Tick::ZERO)
 }
 
 fn ms(millis: u64) -> Duration {
@@ -60,9 +60,9 @@ fn at(millis: u64) -> Option<Tick> {
     Some(Tick::from_millis(millis))
 }
 
-pub(super) fn watch() -> Watch {
+pub(super) fn watch() -> ObserverOptions {
     let edges = [10, 50, 100, 500].map(ms);
-    Watch { gap_edges: edges.into(), itl: Some(ms(100)), ..Watch::default() }
+    ObserverOptions { gap_edges: edges.into(), itl: Some(ms(100)), ..ObserverOptions::default() }
 }
 
 /// An observer that records what it passes on.
@@ -73,11 +73,11 @@ struct Seen {
 }
 
 impl Seen {
-    fn new(expect: Expect) -> Seen {
-        Seen::of(expect, Reader::Events)
+    fn new(expect: ResponseExpectation) -> Seen {
+        Seen::of(expect, ResponseFormat::Events)
     }
 
-    fn of(expect: Expect, reader: Reader) -> Seen {
+    fn of(expect: ResponseExpectation, reader: ResponseFormat) -> Seen {
         Seen { observer: Observer::new(expect, reader, 200, watch()), passed: Vec::new(), notes: Vec::new() }
     }
 
@@ -110,12 +110,12 @@ impl Seen {
     }
 }
 
-fn json(expect: Expect, body: &str) -> Timeline {
-    Seen::of(expect, Reader::Json).raw(900, body.as_bytes()).clean(950)
+fn json(expect: ResponseExpectation, body: &str) -> Timeline {
+    Seen::of(expect, ResponseFormat::Json).raw(900, body.as_bytes()).clean(950)
 }
 
-pub(super) fn not_streamed(dialect: Dialect) -> Expect {
-    Expect { stream_asked: false, ..Expect::stream(dialect, Tick::ZERO) }
+pub(super) fn not_streamed(dialect: Dialect) -> ResponseExpectation {
+    ResponseExpectation { stream_asked: false, ..ResponseExpectation::stream(dialect, Tick::ZERO) }
 }
 
 #[test]
@@ -195,8 +195,8 @@ fn c06_an_event_of_3_mib_passes_and_is_read() {
 #[test]
 fn an_event_over_the_cap_passes_unread_and_what_follows_is_read() {
     for size in [100, HELD, 2 * HELD] {
-        let watch = Watch { max_event: size, ..watch() };
-        let mut observer = Observer::new(chat(), Reader::Events, 200, watch);
+        let watch = ObserverOptions { max_event: size, ..watch() };
+        let mut observer = Observer::new(chat(), ResponseFormat::Events, 200, watch);
         let event = format!("data: {}\n\ndata: {}\n\n", k(&"x".repeat(size)), D);
         let mut passed = Vec::new();
         for frame in event.as_bytes().chunks(1000) {
@@ -227,7 +227,7 @@ fn c09_a_clean_end_before_any_finish_reason_is_no_finish() {
 
 #[test]
 fn c09_of_two_choices_one_finished_and_a_clean_end() {
-    let two = || Seen::new(Expect { choices: 2, ..chat() }).all(&[(20, &t("a")), (30, &f("stop"))]);
+    let two = || Seen::new(ResponseExpectation { choices: 2, ..chat() }).all(&[(20, &t("a")), (30, &f("stop"))]);
     assert!(!two().observer.is_finished());
     assert_eq!(two().clean(40).finish, at(40));
     assert_eq!(two().ends(Ending::Broken, 40).finish, None);
@@ -267,7 +267,7 @@ fn usage_inside_a_choice_is_that_choices_where_the_event_has_no_other() {
     let event = |choices: &[String]| format!(r#"{{"choices":[{}]}}"#, choices.join(","));
     let both = of_both();
     let seen = |last: &[&str]| {
-        let mut seen = Seen::new(Expect { choices: 2, ..chat() }).data(10, &both).data(20, &both);
+        let mut seen = Seen::new(ResponseExpectation { choices: 2, ..chat() }).data(10, &both).data(20, &both);
         for event in last {
             seen = seen.data(30, event);
         }
@@ -291,7 +291,7 @@ fn of_both() -> String {
 #[test]
 fn c10_all_shapes_of_errors() {
     let code = |dialect, raw: &str| {
-        let seen = Seen::new(Expect::stream(dialect, Tick::ZERO)).raw(1, raw.as_bytes());
+        let seen = Seen::new(ResponseExpectation::stream(dialect, Tick::ZERO)).raw(1, raw.as_bytes());
         seen.observer.error().map(|error| error.code)
     };
     let cases = [
@@ -365,7 +365,7 @@ fn an_error_that_says_nothing_is_none() {
     }
     let response = |error: &str| {
         let data = format!(r#"{{"type":"response.in_progress","response":{{"error":{error}}}}}"#);
-        Seen::new(Expect::stream(Dialect::Responses, Tick::ZERO)).data(1, &data).observer.error()
+        Seen::new(ResponseExpectation::stream(Dialect::Responses, Tick::ZERO)).data(1, &data).observer.error()
     };
     assert!(response("{}").is_none() && response("\"\"").is_none() && response("\"x\"").is_some());
     // So is one that stands where nothing of a dialect does: the engine meant something by it.
@@ -390,7 +390,8 @@ fn an_error_that_says_nothing_is_none() {
     assert_eq!((lines("error: null\n\n"), lines("error: \n\n")), (None, None));
     assert_eq!(lines(&format!("error: {{}}\ndata: {}\n\n", t("a"))), None, "beside a token it says nothing");
     // What is called an error is one, whatever it says.
-    let named = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).data(1, r#"{"type":"error","error":{}}"#);
+    let named =
+        Seen::new(ResponseExpectation::stream(Dialect::Messages, Tick::ZERO)).data(1, r#"{"type":"error","error":{}}"#);
     assert_eq!(named.observer.error().map(|error| error.code), Some(500));
 }
 
@@ -417,7 +418,7 @@ fn an_engine_that_gives_up_has_failed_also_where_it_says_so_by_a_finish_reason()
             (Dialect::Messages, &stop, &message),
             (Dialect::Responses, &response, &incomplete),
         ] {
-            let seen = Seen::new(Expect::stream(dialect, Tick::ZERO)).data(5, event);
+            let seen = Seen::new(ResponseExpectation::stream(dialect, Tick::ZERO)).data(5, event);
             assert_eq!(seen.observer.error().map(|error| error.code), Some(code), "{event}");
             let whole = json(not_streamed(dialect), body);
             assert_eq!((whole.error.map(|error| error.code), whole.finish), (Some(code), None), "{body}");
@@ -448,7 +449,7 @@ fn behind_the_finish_of_a_choice_only_text_is_a_token() {
     let more = finished().all(&[(70, &t("c")), (80, &with(&t(""), 9, 5))]);
     assert!(more.notes[3].token && more.notes[4].token && !more.observer.is_finished());
     // Another choice continues meanwhile.
-    let two = Seen::new(Expect { choices: 2, ..chat() }).all(&[(10, &t("a")), (20, &f("stop"))]);
+    let two = Seen::new(ResponseExpectation { choices: 2, ..chat() }).all(&[(10, &t("a")), (20, &f("stop"))]);
     let rise = with(&of_choice(1, "{}", "null"), 9, 2);
     assert!(two.data(30, &rise).notes[2].token);
 }
@@ -481,7 +482,7 @@ fn a_message_beside_a_delta_is_not_read() {
     }
     // Each choice has its own.
     let two = r#"{"choices":[{"index":0,"message":{"content":"a"},"delta":{}},{"index":1,"message":{"content":"b"}}]}"#;
-    let seen = Seen::new(Expect { choices: 2, ..chat() }).data(1, two).clean(9);
+    let seen = Seen::new(ResponseExpectation { choices: 2, ..chat() }).data(1, two).clean(9);
     assert_eq!(seen.choices.iter().map(|choice| choice.events).collect::<Vec<_>>(), [0, 1]);
 }
 
@@ -495,7 +496,7 @@ fn a_count_of_zero_beside_tokens_is_none() {
     let nothing = Seen::new(chat()).all(&[(0, R), (10, &f("stop")), (20, &u(9, 0))]).clean(30);
     assert_eq!((nothing.output, nothing.source), (Tokens(0), TokenSource::Usage));
     // With several choices one of them says so.
-    let two = || Seen::new(Expect { choices: 2, ..chat() });
+    let two = || Seen::new(ResponseExpectation { choices: 2, ..chat() });
     let of = |index, tokens| with(&of_choice(index, r#"{"content":"x"}"#, "null"), 9, tokens);
     let all = [(0, of(0, 0)), (10, of(1, 1)), (90, of(0, 0)), (100, of(1, 2))];
     let seen = all.iter().fold(two(), |seen, (millis, event)| seen.data(*millis, event));
@@ -615,7 +616,7 @@ fn c33_messages_usage_is_split_over_two_events() {
         let text = r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"hi"}}"#;
         let end = format!(r#"{{"type":"message_delta","delta":{{"stop_reason":"end_turn"}},"usage":{end}}}"#);
         let all = [(100, &*start), (300, text), (310, &*end), (320, r#"{"type":"message_stop"}"#)];
-        Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).all(&all).clean(330)
+        Seen::new(ResponseExpectation::stream(Dialect::Messages, Tick::ZERO)).all(&all).clean(330)
     };
     let plain = messages(r#"{"input_tokens":25,"output_tokens":1}"#, r#"{"output_tokens":15}"#);
     assert_eq!((plain.ttft(), plain.finish), (Some(ms(300)), at(320)));
@@ -629,7 +630,7 @@ fn c33_messages_usage_is_split_over_two_events() {
 #[test]
 fn messages_events_that_are_tokens() {
     let token = |data: &str| {
-        let seen = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).data(1, data);
+        let seen = Seen::new(ResponseExpectation::stream(Dialect::Messages, Tick::ZERO)).data(1, data);
         (seen.notes[0].token, seen.notes[0].visible)
     };
     let of_delta = |delta: &str| token(&format!(r#"{{"type":"content_block_delta","index":0,"delta":{delta}}}"#));
@@ -648,18 +649,21 @@ fn messages_events_that_are_tokens() {
 
 #[test]
 fn the_event_line_names_what_the_data_does_not() {
-    let named = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO))
+    let named = Seen::new(ResponseExpectation::stream(Dialect::Messages, Tick::ZERO))
         .raw(5, b"event: content_block_delta\ndata: {\"delta\":{\"text\":\"a\"}}\n\n")
         .raw(6, b"event: message_stop\ndata: {}\n\n")
         .clean(7);
     assert_eq!((named.first_token, named.finish), (at(5), at(6)));
     let lied = b"event: message_stop\ndata: {\"type\":\"ping\"}\n\n";
-    assert_eq!(Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).raw(6, lied).clean(7).finish, None);
+    assert_eq!(
+        Seen::new(ResponseExpectation::stream(Dialect::Messages, Tick::ZERO)).raw(6, lied).clean(7).finish,
+        None
+    );
 }
 
 #[test]
 fn responses_events_that_are_tokens_and_the_end() {
-    let responses = || Seen::new(Expect::stream(Dialect::Responses, Tick::ZERO));
+    let responses = || Seen::new(ResponseExpectation::stream(Dialect::Responses, Tick::ZERO));
     let note = |data: &str| responses().data(1, data).notes[0];
     let of_kind = |kind: &str| note(&format!(r#"{{"delta":"x","sequence_number":3,"type":"{kind}"}}"#));
     assert!(of_kind("response.output_text.delta").visible);
@@ -738,13 +742,13 @@ fn logprobs_beside_empty_text_are_a_token_event() {
     assert!(!with_logprobs(r#"{"content":[]}"#).token);
     assert!(!with_logprobs("null").token);
     let old = r#"{"choices":[{"text":"","logprobs":{"tokens":["a"],"token_logprobs":[-1.5]}}]}"#;
-    assert!(Seen::new(Expect::stream(Dialect::Completions, Tick::ZERO)).data(1, old).notes[0].token);
+    assert!(Seen::new(ResponseExpectation::stream(Dialect::Completions, Tick::ZERO)).data(1, old).notes[0].token);
 }
 
 #[test]
 fn c76_an_error_without_an_error_around_it() {
     let code = |dialect, data: &str| {
-        let seen = Seen::new(Expect::stream(dialect, Tick::ZERO)).data(1, data);
+        let seen = Seen::new(ResponseExpectation::stream(dialect, Tick::ZERO)).data(1, data);
         seen.observer.error().map(|error| error.code)
     };
     use Dialect::{Chat, Completions, Messages, Responses};
@@ -782,8 +786,12 @@ fn c76_an_error_without_an_error_around_it() {
         }
     }
     let named = "event: message_start\ndata: {\"message\":\"m\"}\n\n";
-    assert_eq!(Seen::new(Expect::stream(Messages, Tick::ZERO)).raw(1, named.as_bytes()).observer.error(), None);
-    let plain = Seen::new(Expect::stream(Dialect::Plain, Tick::ZERO)).data(1, r#"{"message":"m","errors":["m"]}"#);
+    assert_eq!(
+        Seen::new(ResponseExpectation::stream(Messages, Tick::ZERO)).raw(1, named.as_bytes()).observer.error(),
+        None
+    );
+    let plain =
+        Seen::new(ResponseExpectation::stream(Dialect::Plain, Tick::ZERO)).data(1, r#"{"message":"m","errors":["m"]}"#);
     assert_eq!(plain.observer.error(), None, "what such paths answer is theirs");
 
     let half = [(10, R), (20, &t("a")), (30, &t("b")), (40, r#"{"detail":"Internal Server Error"}"#), (50, D)];
@@ -917,7 +925,7 @@ fn c78_what_does_not_generate_tells_its_input_in_its_own_way() {
 #[test]
 fn c79_usage_in_a_stream_of_another_path() {
     let stream = |events: &[&str]| {
-        let mut seen = Seen::of(Expect::stream(Dialect::Plain, Tick::ZERO), Reader::Aside);
+        let mut seen = Seen::of(ResponseExpectation::stream(Dialect::Plain, Tick::ZERO), ResponseFormat::Aside);
         for event in events {
             seen = seen.data(5, event);
         }
@@ -938,7 +946,8 @@ fn c79_usage_in_a_stream_of_another_path() {
     let failed = stream(&[chunk, r#"{"error":{"code":503}}"#]);
     assert_eq!(failed.error.map(|error| error.code), Some(503));
     // Bytes pass as they come, also within an event.
-    let halves = Seen::of(Expect::stream(Dialect::Plain, Tick::ZERO), Reader::Aside).raw(1, b"data: {\"usage\":");
+    let halves = Seen::of(ResponseExpectation::stream(Dialect::Plain, Tick::ZERO), ResponseFormat::Aside)
+        .raw(1, b"data: {\"usage\":");
     assert_eq!(halves.passed, b"data: {\"usage\":");
     let seen = halves.raw(2, b"{\"total_tokens\":7}}").clean(3);
     assert_eq!(seen.usage.input, Some(Tokens(7)));
@@ -950,7 +959,7 @@ fn c87_a_stop_reason_and_a_clean_end_complete_a_message() {
     let stop = r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}"#;
     let open = r#"{"type":"message_delta","delta":{"stop_reason":null},"usage":{"output_tokens":5}}"#;
     let ends = |events: &[(u64, &str)], ending| {
-        let seen = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).all(events);
+        let seen = Seen::new(ResponseExpectation::stream(Dialect::Messages, Tick::ZERO)).all(events);
         assert!(!seen.observer.is_finished(), "not before the end");
         let seen = seen.ends(ending, 50);
         (seen.finish, seen.has_finish_reason)
@@ -985,7 +994,7 @@ fn c89_numbers_of_python_are_read_in_answers() {
 fn c89_a_logprob_of_nothing_is_no_token() {
     let old = |logprobs: &str| {
         let event = format!(r#"{{"choices":[{{"index":0,"text":"","logprobs":{logprobs}}}]}}"#);
-        Seen::new(Expect::stream(Dialect::Completions, Tick::ZERO)).data(1, &event).notes[0].token
+        Seen::new(ResponseExpectation::stream(Dialect::Completions, Tick::ZERO)).data(1, &event).notes[0].token
     };
     let new = |entry: &str| {
         let event =
@@ -1009,7 +1018,7 @@ fn c89_a_logprob_of_nothing_is_no_token() {
 
 #[test]
 fn c110_where_tokens_came_that_no_event_shows_the_finish_is_the_last() {
-    let stream = |expect: Expect, tokens: u64| {
+    let stream = |expect: ResponseExpectation, tokens: u64| {
         let events =
             [(100, &*t("a")), (120, &t("b")), (140, &t("c")), (190, &f("stop")), (190, &u(9, tokens)), (190, D)];
         Seen::new(expect).all(&events).clean(190)
@@ -1024,7 +1033,7 @@ fn c110_where_tokens_came_that_no_event_shows_the_finish_is_the_last() {
     assert_eq!(last(4), (at(140), Some(ms(40).div_f64(3.0))));
     assert_eq!(last(6), (at(190), Some(ms(18))));
     // Tokens that events are known to carry were not swallowed.
-    let dense = |tokens| stream(Expect { tokens_per_event: 3.0, ..chat() }, tokens).choices[0].last_token;
+    let dense = |tokens| stream(ResponseExpectation { tokens_per_event: 3.0, ..chat() }, tokens).choices[0].last_token;
     assert_eq!((dense(10), dense(11)), (at(140), at(190)));
     // Nothing is known of a stream that did not end or report usage.
     let open = Seen::new(chat()).all(&[(100, &t("a")), (120, &with(&t("b"), 9, 30))]).ends(Ending::Left, 200);
@@ -1038,7 +1047,7 @@ fn c110_where_tokens_came_that_no_event_shows_the_finish_is_the_last() {
 
 #[test]
 fn c110_of_several_choices_the_one_that_is_short_of_events_ends_with_its_finish() {
-    let expect = || Expect { choices: 2, ..chat() };
+    let expect = || ResponseExpectation { choices: 2, ..chat() };
     let told = |index, tokens, reason: &str, text: &str| {
         with(&of_choice(index, &format!(r#"{{"content":"{text}"}}"#), reason), 9, tokens)
     };
@@ -1077,7 +1086,7 @@ fn a_note_says_where_a_choice_ends() {
 
 #[test]
 fn usage_only_events_add_up_where_each_follows_a_further_finish() {
-    let two = Expect { choices: 2, prompts: 2, ..chat() };
+    let two = ResponseExpectation { choices: 2, prompts: 2, ..chat() };
     let finish = |index| of_choice(index, "{}", "\"length\"");
     let token = |index| of_choice(index, r#"{"content":"x"}"#, "null");
     let all = [
@@ -1094,7 +1103,7 @@ fn usage_only_events_add_up_where_each_follows_a_further_finish() {
     assert_eq!((seen.usage.input, seen.output), (Some(Tokens(13)), Tokens(9)));
     assert_eq!(seen.choices.iter().map(|choice| choice.tokens).collect::<Vec<_>>(), [6.0, 3.0]);
     // Two choices of one prompt: the prompt counts once.
-    let one = Expect { prompts: 1, ..two };
+    let one = ResponseExpectation { prompts: 1, ..two };
     let seen = all.iter().fold(Seen::new(one.clone()), |seen, (millis, event)| seen.data(*millis, event)).clean(9);
     assert_eq!((seen.usage.input, seen.output), (Some(Tokens(10)), Tokens(9)));
     // Without a further finish between them, the last wins.
@@ -1105,7 +1114,7 @@ fn usage_only_events_add_up_where_each_follows_a_further_finish() {
 
 #[test]
 fn usage_beside_choices_is_summed_over_them_and_each_keeps_its_own() {
-    let two = Expect { choices: 2, ..chat() };
+    let two = ResponseExpectation { choices: 2, ..chat() };
     let of = |index, tokens| with(&of_choice(index, r#"{"content":"x"}"#, "null"), 15, tokens);
     let all = [(0, of(0, 1)), (10, of(1, 1)), (20, of(0, 5)), (60, of(1, 2))];
     let seen = all.iter().fold(Seen::new(two), |seen, (millis, event)| seen.data(*millis, event));
@@ -1126,7 +1135,7 @@ fn the_first_token_is_that_of_whichever_choice_spoke_first() {
         (300, of(1, r#"{"content":"x"}"#)),
         (400, of(0, r#"{"content":"x"}"#)),
     ];
-    let two = Seen::new(Expect { choices: 2, ..chat() });
+    let two = Seen::new(ResponseExpectation { choices: 2, ..chat() });
     let seen = all.iter().fold(two, |seen, (millis, event)| seen.data(*millis, event)).ends(Ending::Left, 500);
     assert_eq!((seen.first_token, seen.first_visible, seen.last_token), (at(100), at(200), at(400)));
 }
@@ -1138,7 +1147,7 @@ fn usage_beside_several_choices_at_once_is_that_of_the_answer() {
         with(&format!(r#"{{"choices":[{},{}]}}"#, one(0), one(1)), 15, tokens)
     };
     let all = [(10, both("null", 6)), (30, both("null", 12)), (50, both("\"stop\"", 20))];
-    let two = Seen::new(Expect { choices: 2, ..chat() });
+    let two = Seen::new(ResponseExpectation { choices: 2, ..chat() });
     let seen = all.iter().fold(two, |seen, (millis, event)| seen.data(*millis, event)).clean(60);
     assert_eq!((seen.output, seen.source, seen.usage.input), (Tokens(20), TokenSource::Usage, Some(Tokens(15))));
     assert!(seen.choices.iter().all(|choice| (choice.tokens - 10.0).abs() < 1e-9));
@@ -1196,7 +1205,7 @@ fn a_count_that_cannot_be_is_as_if_it_had_not_been_said() {
     }
     // A sum of possible counts must not be impossible either.
     let of = |index| with(&of_choice(index, r#"{"content":"x"}"#, "\"stop\""), 7, largest);
-    let seen = Seen::new(Expect { choices: 2, ..chat() }).all(&[(1, &of(0)), (2, &of(1))]).clean(5);
+    let seen = Seen::new(ResponseExpectation { choices: 2, ..chat() }).all(&[(1, &of(0)), (2, &of(1))]).clean(5);
     assert_eq!((seen.output, seen.source, seen.choices[0].tokens), (Tokens(2), TokenSource::Events, 1.0));
 }
 
@@ -1227,7 +1236,7 @@ fn the_last_count_of_one_choice_is_the_one_that_is_judged() {
 
 #[test]
 fn a_total_is_shared_out_where_tokens_came_behind_what_stood_beside_their_choices() {
-    let two = Expect { choices: 2, ..chat() };
+    let two = ResponseExpectation { choices: 2, ..chat() };
     let token = |index| of_choice(index, r#"{"content":"x"}"#, "null");
     let all = [with(&token(0), 9, 1), with(&token(1), 9, 1), token(0), token(0), token(1), token(0), u(9, 12)];
     let seen = all.iter().fold(Seen::new(two), |seen, event| seen.data(5, event)).clean(9);
@@ -1238,7 +1247,7 @@ fn a_total_is_shared_out_where_tokens_came_behind_what_stood_beside_their_choice
 /// Whether an answer's events may be taken for those of any stream.
 #[test]
 fn only_plain_streams_tell_how_many_tokens_an_event_carries() {
-    let plain = |expect: Expect, events: &[String]| {
+    let plain = |expect: ResponseExpectation, events: &[String]| {
         events.iter().fold(Seen::new(expect), |seen, event| seen.data(5, event)).clean(9).plain_events()
     };
     let (a, stop) = (t("a"), f("stop"));
@@ -1252,7 +1261,7 @@ fn only_plain_streams_tell_how_many_tokens_an_event_carries() {
     assert_eq!(plain(chat(), &[a.clone(), stop.clone()]), None, "no usage");
     assert_eq!(plain(chat(), &[a.clone(), u(5, 6)]), None, "not whole");
     let two = [a.clone(), of_choice(1, r#"{"content":"x"}"#, "\"stop\""), stop.clone(), u(5, 6)];
-    assert_eq!(plain(Expect { choices: 2, ..chat() }, &two), None);
+    assert_eq!(plain(ResponseExpectation { choices: 2, ..chat() }, &two), None);
     // Counted reasoning that no event carried.
     let usage =
         r#"{"choices":[],"usage":{"completion_tokens":60,"completion_tokens_details":{"reasoning_tokens":50}}}"#;
@@ -1266,7 +1275,7 @@ fn only_plain_streams_tell_how_many_tokens_an_event_carries() {
     let responses = |delta: &str| {
         let delta = format!(r#"{{"type":"response.{delta}.delta","delta":"x"}}"#);
         let end = r#"{"type":"response.completed","response":{"usage":{"output_tokens":4}}}"#;
-        plain(Expect::stream(Dialect::Responses, Tick::ZERO), &[delta, end.to_owned()])
+        plain(ResponseExpectation::stream(Dialect::Responses, Tick::ZERO), &[delta, end.to_owned()])
     };
     assert_eq!(responses("output_text"), Some((1, Tokens(4))));
     assert_eq!(responses("reasoning_text"), Some((1, Tokens(4))));
@@ -1280,7 +1289,7 @@ fn only_plain_streams_tell_how_many_tokens_an_event_carries() {
             r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":4}}"#.to_owned(),
             r#"{"type":"message_stop"}"#.to_owned(),
         ];
-        plain(Expect::stream(Dialect::Messages, Tick::ZERO), &events)
+        plain(ResponseExpectation::stream(Dialect::Messages, Tick::ZERO), &events)
     };
     let text = (r#"{"type":"text","text":""}"#, r#"{"type":"text_delta","text":"hi"}"#);
     assert_eq!(messages(text.0, text.1), Some((1, Tokens(4))));
@@ -1292,14 +1301,15 @@ fn only_plain_streams_tell_how_many_tokens_an_event_carries() {
 fn an_unfinished_answer_is_not_counted_by_the_first_word_of_its_usage() {
     let start = r#"{"type":"message_start","message":{"usage":{"input_tokens":25,"output_tokens":1}}}"#;
     let text = r#"{"type":"content_block_delta","delta":{"type":"text_delta","text":"hi"}}"#;
-    let expect = Expect { tokens_per_event: 1.5, ..Expect::stream(Dialect::Messages, Tick::ZERO) };
+    let expect =
+        ResponseExpectation { tokens_per_event: 1.5, ..ResponseExpectation::stream(Dialect::Messages, Tick::ZERO) };
     let seen = Seen::new(expect).all(&[(1, start), (2, text), (3, text), (4, text)]).ends(Ending::Left, 9);
     assert_eq!((seen.output, seen.source, seen.usage.input), (Tokens(5), TokenSource::Events, Some(Tokens(25))));
 }
 
 #[test]
 fn without_usage_events_are_multiplied_by_what_was_learned() {
-    let expect = Expect { tokens_per_event: 2.5, ..chat() };
+    let expect = ResponseExpectation { tokens_per_event: 2.5, ..chat() };
     let seen = Seen::new(expect).all(&[(0, &t("a")), (100, &t("b")), (200, &t("c")), (200, &f("stop"))]).clean(200);
     assert_eq!((seen.output, seen.source), (Tokens(8), TokenSource::Events));
     assert_eq!(seen.choices[0].tokens, 7.5);
@@ -1309,10 +1319,15 @@ fn completion(text: &str) -> String {
     format!(r#"{{"choices":[{{"text":"{text}","index":0,"finish_reason":null}}]}}"#)
 }
 
-fn echoing(prompts: &[&str]) -> Expect {
+fn echoing(prompts: &[&str]) -> ResponseExpectation {
     let count = prompts.len() as u64;
     let echo_prompts = prompts.iter().map(|&prompt| prompt.to_owned()).collect();
-    Expect { choices: count, prompts: count, echo_prompts, ..Expect::stream(Dialect::Completions, Tick::ZERO) }
+    ResponseExpectation {
+        choices: count,
+        prompts: count,
+        echo_prompts,
+        ..ResponseExpectation::stream(Dialect::Completions, Tick::ZERO)
+    }
 }
 
 #[test]
@@ -1372,7 +1387,7 @@ fn json_answers_of_the_other_dialects() {
     let failed = json(not_streamed(Dialect::Responses), r#"{"status":"failed","error":{"code":"server_error"}}"#);
     assert_eq!((failed.error.map(|error| error.code), failed.finish), (Some(500), None));
 
-    let echo = Expect { stream_asked: false, ..echoing(&["the gateway"]) };
+    let echo = ResponseExpectation { stream_asked: false, ..echoing(&["the gateway"]) };
     let seen = json(echo.clone(), r#"{"choices":[{"text":"the gateway 920 5","index":0}]}"#);
     assert_eq!((seen.output, seen.source, seen.token_events), (Tokens(2), TokenSource::Estimate, 1));
     let seen = json(echo, r#"{"choices":[{"text":"the gateway","index":0}]}"#);
@@ -1397,19 +1412,20 @@ fn no_json_object_is_unparseable() {
     }
     let empty = json(not_streamed(Dialect::Chat), "{}");
     assert!(!empty.unparseable && empty.token_events == 0 && !empty.has_finish_reason && empty.finish.is_some());
-    let cut = Seen::of(not_streamed(Dialect::Chat), Reader::Json).raw(5, b"{\"choices\":").ends(Ending::Broken, 6);
+    let cut =
+        Seen::of(not_streamed(Dialect::Chat), ResponseFormat::Json).raw(5, b"{\"choices\":").ends(Ending::Broken, 6);
     assert!(!cut.unparseable && cut.finish.is_none());
-    let failed = Observer::new(chat(), Reader::Json, 503, watch()).end(Ending::Clean, Tick::ZERO);
+    let failed = Observer::new(chat(), ResponseFormat::Json, 503, watch()).end(Ending::Clean, Tick::ZERO);
     assert!(!failed.unparseable && failed.error.is_none() && failed.finish.is_none());
 }
 
 #[test]
 fn c58_a_coded_or_foreign_body_cannot_be_read() {
     for (reader, dialect, unparseable) in [
-        (Reader::Coded, Dialect::Chat, true),
-        (Reader::Opaque, Dialect::Chat, true),
-        (Reader::Opaque, Dialect::Plain, false),
-        (Reader::Json, Dialect::Plain, false),
+        (ResponseFormat::Coded, Dialect::Chat, true),
+        (ResponseFormat::Opaque, Dialect::Chat, true),
+        (ResponseFormat::Opaque, Dialect::Plain, false),
+        (ResponseFormat::Json, Dialect::Plain, false),
     ] {
         let bytes = b"{\"data\":[1]}";
         let seen = Seen::of(not_streamed(dialect), reader).raw(5, bytes);
@@ -1598,7 +1614,7 @@ proptest! {
         events in proptest::collection::vec(chat_event(), 1..20),
         choices in 1u64..3,
     ) {
-        let expect = Expect { choices, ..chat() };
+        let expect = ResponseExpectation { choices, ..chat() };
         let mut quick = Seen::new(expect.clone());
         let mut full = Seen::new(expect);
         full.observer = full.observer.without_shortcut();
@@ -1620,7 +1636,7 @@ proptest! {
     #[test]
     fn responses_and_messages_take_the_shortcut_too(texts in proptest::collection::vec(inside(), 1..12)) {
         for dialect in [Dialect::Responses, Dialect::Messages] {
-            let expect = Expect::stream(dialect, Tick::ZERO);
+            let expect = ResponseExpectation::stream(dialect, Tick::ZERO);
             let mut quick = Seen::new(expect.clone());
             let mut full = Seen::new(expect);
             full.observer = full.observer.without_shortcut();
@@ -1649,11 +1665,11 @@ proptest! {
             ],
             0..8,
         ),
-        reader in proptest::sample::select(vec![Reader::Events, Reader::Json, Reader::Opaque, Reader::Coded]),
+        reader in proptest::sample::select(vec![ResponseFormat::Events, ResponseFormat::Json, ResponseFormat::Opaque, ResponseFormat::Coded]),
     ) {
         for dialect in [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Plain] {
             let echo_prompts = [String::from("data")].into();
-            let expect = Expect { echo_prompts, ..Expect::stream(dialect, Tick::ZERO) };
+            let expect = ResponseExpectation { echo_prompts, ..ResponseExpectation::stream(dialect, Tick::ZERO) };
             let mut seen = frames.iter().fold(Seen::of(expect, reader), |seen, frame| seen.raw(5, frame));
             seen.observer.clean_end(Tick::from_millis(6), &mut |piece, _| seen.passed.extend_from_slice(&piece));
             prop_assert_eq!(&seen.passed, &frames.concat());
@@ -1751,7 +1767,7 @@ fn choices_that_were_not_asked_for_take_no_more_memory_however_many_there_are() 
     let timeline = seen.all(&[(20_000, &f("stop"))]).clean(20_001);
     assert_eq!((timeline.choices.len(), timeline.token_events, timeline.finish), (16, 20_000, None));
     // As many as were asked for are told apart, and in one event, too.
-    let asked = Expect { choices: 300, ..chat() };
+    let asked = ResponseExpectation { choices: 300, ..chat() };
     let one = |index: u64| format!(r#"{{"index":{index},"delta":{{"content":"x"}},"finish_reason":"stop"}}"#);
     let all = |count: u64| format!(r#"{{"choices":[{}]}}"#, (0..count).map(one).collect::<Vec<_>>().join(","));
     let timeline = Seen::new(asked.clone()).data(1, &all(300)).clean(2);

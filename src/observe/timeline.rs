@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::units::{Tick, Tokens};
+use crate::types::{Tick, Tokens};
 
 /// How the body is read, chosen by its content type and coding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
+pub enum ResponseFormat {
     /// `text/event-stream`.
     Events,
     /// A JSON body, read whole at its end.
@@ -23,7 +23,7 @@ pub enum Reader {
 
 /// What an observer measures beyond the moments of every timeline.
 #[derive(Clone, Debug)]
-pub struct Watch {
+pub struct ObserverOptions {
     /// Upper edges of the class's inter-token-gap histogram, ascending. Larger gaps fall into one more
     /// bucket.
     pub gap_edges: Arc<[Duration]>,
@@ -37,9 +37,9 @@ pub struct Watch {
 
 /// No gap histogram, no ITL objective; stalls above a second, events up to
 /// 16 MiB.
-impl Default for Watch {
+impl Default for ObserverOptions {
     fn default() -> Self {
-        Watch { gap_edges: [].into(), itl: None, stall: Duration::from_secs(1), max_event: 16 << 20 }
+        ObserverOptions { gap_edges: [].into(), itl: None, stall: Duration::from_secs(1), max_event: 16 << 20 }
     }
 }
 
@@ -118,13 +118,13 @@ impl Choice {
 /// Gaps between successive token events of one choice, over all choices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gaps {
-    /// Gaps per bucket, one more than [`Watch::gap_edges`].
+    /// Gaps per bucket, one more than [`ObserverOptions::gap_edges`].
     pub buckets: Vec<u32>,
     /// Sum of all gaps.
     pub sum: Duration,
     /// The largest gap.
     pub largest: Option<Duration>,
-    /// Gaps above [`Watch::stall`].
+    /// Gaps above [`ObserverOptions::stall`].
     pub stalls: u32,
     /// When the ITL objective first broke: the event before the first gap that was too large, plus the
     /// threshold.
@@ -196,7 +196,7 @@ pub struct Timeline {
     /// Whether the request asked for a stream or got one anyway; judged by token moments.
     pub streamed: bool,
     /// How the body was read.
-    pub reader: Reader,
+    pub reader: ResponseFormat,
     /// First token event of any channel and choice. For a requested stream answered by a JSON body: its
     /// last byte.
     pub first_token: Option<Tick>,
@@ -280,7 +280,7 @@ impl Timeline {
     /// responses.
     #[must_use]
     pub fn plain_events(&self) -> Option<(u64, Tokens)> {
-        let is_whole = self.finish.is_some() && self.error.is_none() && self.reader == Reader::Events;
+        let is_whole = self.finish.is_some() && self.error.is_none() && self.reader == ResponseFormat::Events;
         let is_plain = self.choices.len() == 1 && !self.has_lumps;
         let is_hidden = self.usage.reasoning > Some(Tokens::ZERO) && self.first_visible == self.first_token;
         let counts = is_whole && is_plain && !is_hidden && self.source == TokenSource::Usage;

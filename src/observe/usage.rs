@@ -1,7 +1,7 @@
 //! Token counts reported by engines (`docs/semantics.md`, section 2): cumulative counts are not summed,
 //! and arithmetic saturates.
 
-use crate::units::{Dialect, Tokens};
+use crate::types::{Dialect, Tokens};
 
 use super::timeline::Usage;
 

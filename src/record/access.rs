@@ -14,13 +14,13 @@ use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use super::finished::{RequestRecord, SharedRecord};
-use crate::admit::levels::{Degraded, Kind};
+use super::request_record::{RequestRecord, SharedRecord};
+use crate::admit::overload_control::{ActionKind, AppliedActions};
 use crate::clock::Clock;
 use crate::judge::Outcome;
 use crate::observe::Timeline;
-use crate::units::decimal::{push_number, push_thousandths, put_digits};
-use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, TenantId, Tick};
+use crate::types::decimal::{push_number, push_thousandths, put_digits};
+use crate::types::{ApiPath, ClassId, EngineId, LengthBucket, PoolId, TenantId, Tick};
 
 /// Capacity of the channel, lines: a few seconds of heavy traffic.
 const WAITING: usize = 8192;
@@ -247,7 +247,7 @@ struct Common {
 #[derive(PartialEq)]
 struct LinePrefixKey {
     names: [usize; 6],
-    endpoint: Option<Endpoint>,
+    endpoint: Option<ApiPath>,
     attempts: u32,
     status: u16,
     outcome: Outcome,
@@ -305,7 +305,7 @@ fn common(finished: &RequestRecord) -> Vec<u8> {
     let mut text = Vec::new();
     let mut line = JsonLine(&mut text);
     // The canonical path, never the one sent, which may contain anything.
-    line.word(b",\"endpoint\":", finished.endpoint.map(Endpoint::path));
+    line.word(b",\"endpoint\":", finished.endpoint.map(ApiPath::path));
     let keys: [&[u8]; 6] =
         [b",\"tenant\":", b",\"class\":", b",\"rule\":", b",\"model\":", b",\"pool\":", b",\"engine\":"];
     keys.into_iter().zip(names(finished)).for_each(|(key, name)| line.text(key, name));
@@ -381,8 +381,8 @@ impl JsonLine<'_> {
     }
 
     /// Overload actions. The cap only if one was set.
-    fn degraded(&mut self, degraded: &Degraded) {
-        let cap = degraded.cap.filter(|_| degraded.kinds.has(Kind::CapOutput));
+    fn degraded(&mut self, degraded: &AppliedActions) {
+        let cap = degraded.cap.filter(|_| degraded.kinds.has(ActionKind::CapOutput));
         self.number(b",\"degraded\":{\"level\":", Some(degraded.level as u64));
         self.number(b",\"cap\":", cap.map(|cap| cap.0));
         self.put(b",\"actions\":[");

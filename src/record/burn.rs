@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::Tick;
+use crate::types::Tick;
 use tenants::Tenants;
 
 const SLOTS: usize = 120;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use prometheus_client::metrics::counter::Counter;
 
 use crate::judge::Missed;
-use crate::units::LengthBucket;
+use crate::types::LengthBucket;
 
 use super::metrics::Metrics;
 use super::series::{NONE, OTHER};

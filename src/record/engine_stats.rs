@@ -7,13 +7,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::burn::JudgedCount;
-use super::finished::RequestRecord;
 use super::last_hour::LastHour;
 use super::latency_counts::LatencyCounts;
 use super::metrics::Metrics;
+use super::request_record::RequestRecord;
 use super::series::{EngineSeries, Map};
 use crate::judge::Outcome;
-use crate::units::{EngineId, PoolId, Tick};
+use crate::types::{EngineId, PoolId, Tick};
 
 /// What one engine's judged requests came to over the last hour.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -52,12 +52,12 @@ impl EngineStats {
     pub(super) fn set_series(&self, metrics: &Metrics, has_series: bool) {
         self.has_series.store(has_series, Ordering::Relaxed);
         if !has_series {
-            self.follow(metrics, &[]);
+            self.apply_settings(metrics, &[]);
         }
     }
 
     /// These engines are known, those that left lately included: each has series, and no other.
-    pub(super) fn follow(&self, metrics: &Metrics, known: &[(PoolId, EngineId)]) {
+    pub(super) fn apply_settings(&self, metrics: &Metrics, known: &[(PoolId, EngineId)]) {
         let mut pools = self.engines.lock();
         for (pool, engines) in pools.iter_mut() {
             for (engine, entry) in engines.iter_mut() {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::burn::JudgedCount;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Points of each span.
 const POINTS: u32 = 360;

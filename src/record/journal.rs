@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::TenantId;
+use crate::types::TenantId;
 
 /// The version of the format. A new field does not change it; a field whose meaning changes does.
 pub const JOURNAL_VERSION: u32 = 1;

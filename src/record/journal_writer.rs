@@ -12,14 +12,14 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::finished::{RequestRecord, SharedRecord};
 use super::journal::{HashKey, JournalHeader, JournalLine};
 use super::journal_files::{JournalFile, JournalTurn, tidy};
+use super::request_record::{RequestRecord, SharedRecord};
 use super::settings::JournalSettings;
 use crate::clock::Clock;
 use crate::judge::Outcome;
 use crate::observe::{Timeline, TokenSource};
-use crate::units::{Endpoint, Tick};
+use crate::types::{ApiPath, Tick};
 
 /// Requests that may wait to become lines: a second of heavy traffic.
 const WAITING: usize = 8192;
@@ -315,7 +315,7 @@ pub(super) fn line_of(record: &RequestRecord, arrival: Duration, key: &HashKey) 
     let prompt = record.prompt_shape.as_deref();
     JournalLine {
         arrival_unix_ns: nanos(arrival),
-        endpoint: text(record.endpoint.map(Endpoint::path)),
+        endpoint: text(record.endpoint.map(ApiPath::path)),
         tenant: record.tenant.as_ref().map(|tenant| key.tenant(tenant)),
         class: text(record.class.as_ref().map(|class| class.as_str())),
         model: text(record.model.as_deref()),
@@ -363,7 +363,7 @@ mod tests {
     use crate::judge::{Excluded, Verdict};
     use crate::record::tests::{answer, finished, ms, samples, shape};
     use crate::record::{PromptShape, RecordSinks, Recorder};
-    use crate::units::Tokens;
+    use crate::types::Tokens;
 
     fn met() -> Verdict {
         Verdict::bare(Outcome::Met)

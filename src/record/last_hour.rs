@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::units::Tick;
+use crate::types::Tick;
 
 const SLOTS: u64 = 12;
 const SLOT: Duration = Duration::from_secs(5 * 60);

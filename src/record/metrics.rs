@@ -17,7 +17,7 @@ use super::family::{DurationHistogram, Labels, MetricFamily};
 use super::journal_writer::JournalCounts;
 use super::otlp::SpanCounts;
 use super::settings::RequestLabel;
-use crate::units::{EngineId, PoolId};
+use crate::types::{EngineId, PoolId};
 
 /// Metrics changed by requests, reloads and dropped lines. Gauges computed at each scrape are in
 /// `live`.

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::finished::{AttemptRecord, RequestRecord};
+use super::request_record::{AttemptRecord, RequestRecord};
 use super::series::Map;
 use crate::judge::{Missed, ObjectiveState, Outcome};
 use crate::observe::Timeline;
-use crate::units::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
+use crate::types::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
 /// Misses of one class and reason that are kept.
 const PER_REASON: usize = 10;

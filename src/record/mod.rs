@@ -6,49 +6,49 @@
 //! labels come from the settings ([`Recorder::bind`]), never from clients.
 
 pub mod access;
+mod active_request;
+mod bucket_edges;
 pub mod burn;
-pub mod drift;
 mod drill;
-mod edges;
 mod engine_stats;
 mod engines;
 mod family;
-mod finished;
+mod gauges;
 mod history;
+mod in_flight;
 pub mod journal;
 mod journal_files;
 mod journal_writer;
 mod last_hour;
 mod latency_counts;
-mod live;
+pub mod length_drift;
 mod metrics;
 mod misses;
-mod open;
 mod otlp;
 mod process;
+mod request_record;
 mod series;
+mod series_table;
 pub mod settings;
 mod slo_state;
+mod slo_status;
 mod spans;
-mod standing;
-mod table;
 #[cfg(test)]
 mod tests;
 pub mod trace;
-mod visit;
 
 pub use access::AccessLines;
+pub use active_request::{ActiveRequest, RequestEnd, RequestPolicy};
 pub use engine_stats::EngineHour;
 pub use engines::EngineReport;
-pub use finished::{AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
 pub use history::{HistoryPoint, HistorySpan};
 pub use journal_writer::{JournalSender, JournalWriter, journal};
 pub use misses::MissRecord;
 pub use otlp::{SpanExporter, SpanSender, spans};
+pub use request_record::{AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
+pub use series_table::{ClassShape, SeriesShape, TenantShape};
 pub use slo_state::{SloState, StateFile, StateLoad};
-pub use standing::{LengthStatus, SloStatus, WorkloadDrift};
-pub use table::{ClassShape, SeriesShape, TenantShape};
-pub use visit::{ActiveRequest, RequestEnd, RequestPolicy};
+pub use slo_status::{LengthStatus, SloStatus, WorkloadDrift};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,16 +61,16 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::units::{ClassId, ClientState, Doorstep, EngineId, PoolId, RequestId, Tick, Tokens};
+use crate::types::{ClassId, ClientState, EngineId, ListenerStats, PoolId, RequestId, Tick, Tokens};
 
 use engine_stats::EngineStats;
-use finished::SharedRecord;
-use live::GaugeCollector;
+use gauges::GaugeCollector;
+use in_flight::InFlightRegistry;
 use metrics::Metrics;
 use misses::RecentMisses;
-use open::InFlightRegistry;
+use request_record::SharedRecord;
+use series_table::SeriesTable;
 use slo_state::ClassCounts;
-use table::Table;
 use trace::Sampling;
 
 /// The recorded status of a request whose client left before a status was sent.
@@ -150,7 +150,7 @@ struct Inner {
     /// Start of the process, Unix seconds.
     started: f64,
     metrics: Metrics,
-    table: ArcSwap<Table>,
+    table: ArcSwap<SeriesTable>,
     open: InFlightRegistry,
     misses: RecentMisses,
     engine_stats: EngineStats,
@@ -158,7 +158,7 @@ struct Inner {
     seats: Mutex<Vec<(PoolId, SeatReport)>>,
     levels: Mutex<Vec<(ClassId, LevelReport)>>,
     store: Mutex<Option<StoreReport>>,
-    doorstep: Doorstep,
+    listener_stats: ListenerStats,
     registry: Registry,
     sinks: RecordSinks,
     /// There are sinks beside the access lines.
@@ -187,7 +187,7 @@ impl Recorder {
     #[must_use]
     pub fn with_sinks(clock: Clock, sinks: RecordSinks) -> Self {
         let metrics = Metrics::new(sinks.spans.is_some());
-        let table = ArcSwap::from_pointee(Table::empty(&metrics));
+        let table = ArcSwap::from_pointee(SeriesTable::empty(&metrics));
         Recorder(Arc::new_cyclic(|inner| {
             let mut registry = Registry::default();
             metrics.register(&mut registry);
@@ -204,7 +204,7 @@ impl Recorder {
                 seats: Mutex::default(),
                 levels: Mutex::default(),
                 store: Mutex::default(),
-                doorstep: Doorstep::default(),
+                listener_stats: ListenerStats::default(),
                 registry,
                 shares: sinks.journal.is_some() || sinks.spans.is_some(),
                 sinks,
@@ -331,8 +331,8 @@ impl Recorder {
 
     /// Where the listener for clients, and the gateway behind it, count what never becomes a request.
     #[must_use]
-    pub fn doorstep(&self) -> &Doorstep {
-        &self.0.doorstep
+    pub fn listener_stats(&self) -> &ListenerStats {
+        &self.0.listener_stats
     }
 
     /// Requests in flight.
@@ -384,7 +384,7 @@ impl Recorder {
     /// Replaces the reports of all engines.
     pub fn engines(&self, engines: Vec<(PoolId, EngineId, EngineReport)>) {
         let known: Vec<_> = engines.iter().map(|(pool, engine, _)| (pool.clone(), engine.clone())).collect();
-        self.0.engine_stats.follow(&self.0.metrics, &known);
+        self.0.engine_stats.apply_settings(&self.0.metrics, &known);
         *self.0.engines.lock() = engines;
     }
 
@@ -431,7 +431,7 @@ impl Recorder {
         self.0.clock.now()
     }
 
-    fn closed(&self, open: &open::InFlightRequest) {
+    fn closed(&self, open: &in_flight::InFlightRequest) {
         if self.0.open.remove(open) {
             self.0.emptied.notify_waiters();
         }

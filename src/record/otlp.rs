@@ -25,13 +25,13 @@ use prost::Message;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::finished::SharedRecord;
+use super::request_record::SharedRecord;
 use super::settings::OtlpSettings;
 use super::spans::spans_of;
 use super::trace::Sampling;
 use crate::clock::Clock;
 use crate::dial::Dial;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Requests that may wait to become spans.
 const WAITING: usize = 2048;
@@ -357,7 +357,7 @@ mod tests {
     use crate::record::trace::{RequestTrace, SpanId, TraceContext, TraceId};
     use crate::record::{RecordSinks, Recorder, RequestRecord};
     use crate::route::settings::{EngineAddress, Scheme};
-    use crate::units::{EngineId, PoolId};
+    use crate::types::{EngineId, PoolId};
 
     fn settings() -> OtlpSettings {
         let address = EngineAddress { scheme: Scheme::Http, host: "c".into(), port: 4318, base: "".into(), name: None };

@@ -7,16 +7,16 @@ use std::time::Duration;
 use ahash::RandomState;
 use prometheus_client::metrics::counter::Counter;
 
-use crate::admit::limit::{Limit, Scope};
+use crate::admit::limit::{LimitKind, LimitScope};
 use crate::judge::{Excluded, Missed, ObjectiveState, Objectives, Outcome, Verdict};
 use crate::observe::{Timeline, TokenSource};
-use crate::units::{ClassId, EngineId, LengthBucket, PoolId, Tick};
+use crate::types::{ClassId, EngineId, LengthBucket, PoolId, Tick};
 
-use super::edges::BucketEdges;
+use super::bucket_edges::BucketEdges;
 use super::family::DurationHistogram;
-use super::finished::RequestRecord;
 use super::metrics::Metrics;
-use super::table::ClassShape;
+use super::request_record::RequestRecord;
+use super::series_table::ClassShape;
 use super::trace::RequestTrace;
 
 pub(super) type Map<K, V> = HashMap<K, V, RandomState>;
@@ -304,7 +304,7 @@ pub(super) struct TenantSeries {
     pub(super) output: Counter,
     /// For the classes that it may use, by class index.
     classes: Vec<Option<ObjectiveCounters>>,
-    limited: Vec<((Limit, Scope), Counter)>,
+    limited: Vec<((LimitKind, LimitScope), Counter)>,
     over_limit: Option<Counter>,
 }
 
@@ -313,7 +313,7 @@ impl TenantSeries {
         metrics: &Metrics,
         tenant: &str,
         classes: &[(ClassId, usize)],
-        limits: &[(Limit, Scope)],
+        limits: &[(LimitKind, LimitScope)],
     ) -> Self {
         let tokens = |direction| metrics.tokens.at(metrics.labels([("tenant", tenant), ("direction", direction)]));
         let pair = |class: &ClassId| {
@@ -325,7 +325,7 @@ impl TenantSeries {
             pairs.resize_with(pairs.len().max(place + 1), || None);
             pairs[*place] = Some(pair(class));
         }
-        let limited = |which: &(Limit, Scope)| {
+        let limited = |which: &(LimitKind, LimitScope)| {
             let place = [("tenant", tenant), ("limit", which.0.as_str()), ("scope", which.1.as_str())];
             (*which, metrics.rate_limited.at(metrics.labels(place)))
         };

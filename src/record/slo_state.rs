@@ -166,7 +166,7 @@ mod tests {
 
     use super::super::burn::Burn;
     use super::*;
-    use crate::units::Tick;
+    use crate::types::Tick;
 
     fn state() -> SloState {
         let unix = Duration::from_secs(1_800_000_000);

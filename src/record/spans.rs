@@ -12,11 +12,11 @@ use opentelemetry_proto::tonic::trace::v1::span::{Event, Link, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, Status};
 
-use super::finished::RequestRecord;
+use super::request_record::RequestRecord;
 use super::trace::{AttemptTrace, RequestTrace};
 use crate::judge::{Missed, Outcome};
 use crate::observe::Timeline;
-use crate::units::{Dialect, Endpoint, EngineId, Tick};
+use crate::types::{ApiPath, Dialect, EngineId, Tick};
 
 /// The span is kept.
 const SAMPLED: u32 = 1;
@@ -71,7 +71,7 @@ fn name_of(record: &RequestRecord, trace: &RequestTrace) -> String {
 }
 
 /// What the conventions call the operation, if it is one of theirs.
-fn operation(endpoint: Endpoint) -> Option<&'static str> {
+fn operation(endpoint: ApiPath) -> Option<&'static str> {
     match (endpoint.dialect(), endpoint.path()) {
         (Dialect::Completions, _) => Some("text_completion"),
         (Dialect::Chat | Dialect::Messages | Dialect::Responses, _) => Some("chat"),
@@ -80,7 +80,7 @@ fn operation(endpoint: Endpoint) -> Option<&'static str> {
     }
 }
 
-fn method(endpoint: Endpoint) -> &'static str {
+fn method(endpoint: ApiPath) -> &'static str {
     if endpoint.is_relayed() && !endpoint.is_of_engine() { "POST" } else { "GET" }
 }
 
@@ -188,7 +188,7 @@ fn status_of(record: &RequestRecord) -> Status {
 fn attempt_span(record: &RequestRecord, trace: &RequestTrace, attempt: &AttemptTrace, index: usize) -> Span {
     let context = &trace.context;
     let moment = |at: Tick| unix_nanos(trace, record, at);
-    let route = record.endpoint.map_or("HTTP", Endpoint::path);
+    let route = record.endpoint.map_or("HTTP", ApiPath::path);
     let method = record.endpoint.map_or("_OTHER", method);
     let is_last = index + 1 == trace.attempts.len();
     let mut all = Attributes::default();

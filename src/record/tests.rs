@@ -5,14 +5,14 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
 use super::*;
-use crate::admit::levels::{Degraded, Kind};
-use crate::admit::limit::{Limit, Scope, Standing};
+use crate::admit::limit::{LimitKind, LimitScope, LimitStatus};
+use crate::admit::overload_control::{ActionKind, AppliedActions};
 use crate::gateway::completion::{RequestGuard, judge_response};
-use crate::judge::{Case, Excluded, Missed, Objective, ObjectiveState, Objectives, Outcome, Verdict};
-use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
+use crate::judge::{Excluded, JudgeContext, Missed, Objective, ObjectiveState, Objectives, Outcome, Verdict};
+use crate::observe::{Choice, Ending, Gaps, ResponseFormat, Timeline, TokenSource, Usage};
 use crate::record::settings::{MetricLabels, RequestLabel};
-use crate::refuse::Rejection;
-use crate::units::{ClientState, Dialect, Endpoint, LengthBucket, TenantId, Tokens};
+use crate::reject::Rejection;
+use crate::types::{ApiPath, ClientState, Dialect, LengthBucket, TenantId, Tokens};
 
 pub(super) fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -43,9 +43,9 @@ pub(super) fn shape() -> SeriesShape {
                 id: TenantId::from("acme"),
                 classes: Some(vec![ClassId::from("chat")]),
                 limits: vec![
-                    (Limit::Tokens, Scope::Tenant),
-                    (Limit::Tokens, Scope::Model),
-                    (Limit::ConcurrentRequests, Scope::Tenant),
+                    (LimitKind::Tokens, LimitScope::Tenant),
+                    (LimitKind::Tokens, LimitScope::Model),
+                    (LimitKind::ConcurrentRequests, LimitScope::Tenant),
                 ],
             },
             tenant("anonymous"),
@@ -79,7 +79,7 @@ pub(super) fn answer() -> Timeline {
     Timeline {
         start: at(0),
         streamed: true,
-        reader: Reader::Events,
+        reader: ResponseFormat::Events,
         first_token: choice.first_token,
         first_visible: choice.first_visible,
         last_token: choice.last_token,
@@ -107,7 +107,7 @@ pub(super) fn answer() -> Timeline {
 pub(super) fn finished(verdict: Verdict) -> RequestRecord {
     RequestRecord {
         request_id: RequestId::from("r-1"),
-        endpoint: Endpoint::relayed("/v1/chat/completions"),
+        endpoint: ApiPath::relayed("/v1/chat/completions"),
         tenant: Some(TenantId::from("acme")),
         class: Some(ClassId::from("chat")),
         rule: Some(Arc::from("rule 1")),
@@ -137,7 +137,7 @@ pub(super) fn finished(verdict: Verdict) -> RequestRecord {
         limited: None,
         over_limit: false,
         spilled: false,
-        degraded: Degraded::default(),
+        degraded: AppliedActions::default(),
         cap_lowered: false,
         asked: None,
         trace: None,
@@ -164,7 +164,7 @@ fn promise() -> RequestPolicy {
         streamed: true,
         choices: 1,
         gap_edges: [].into(),
-        case: Case::of(Dialect::Chat),
+        case: JudgeContext::of(Dialect::Chat),
     }
 }
 
@@ -229,7 +229,7 @@ async fn an_answer_is_counted_once_in_each_family() {
     let edges = recorder.gap_edges(&ClassId::from("chat")).unwrap();
     timeline.gaps.buckets = vec![0; edges.len() + 1];
     timeline.gaps.buckets[edges.partition_point(|edge| *edge < ms(40))] = 3;
-    let verdict = crate::judge::judge(&timeline, &chat(), &Case::of(Dialect::Chat));
+    let verdict = crate::judge::judge(&timeline, &chat(), &JudgeContext::of(Dialect::Chat));
     let retries = [1, 0, 2, 0, 0, 0];
     recorder.note(RequestRecord { timeline: Some(timeline), gap_edges: Some(edges), retries, ..finished(verdict) });
     let samples = samples(&recorder);
@@ -270,7 +270,7 @@ async fn an_answer_is_counted_once_in_each_family() {
 async fn points_that_were_not_reached_leave_no_sample() {
     let recorder = recorder();
     let timeline = Timeline { finish: None, ending: Ending::Broken, ..answer() };
-    let verdict = crate::judge::judge(&timeline, &chat(), &Case::of(Dialect::Chat));
+    let verdict = crate::judge::judge(&timeline, &chat(), &JudgeContext::of(Dialect::Chat));
     assert_eq!(verdict.outcome, Outcome::Missed(Missed::Truncated));
     recorder.note(RequestRecord { timeline: Some(timeline), ..finished(verdict) });
     let samples = samples(&recorder);
@@ -301,7 +301,7 @@ async fn what_came_to_a_path_that_is_not_judged_is_no_miss_also_without_a_class(
     let recorder = recorder();
     let visit = |is_judged| {
         let mut visit = accept(&recorder, RequestId::from("r"), at(0));
-        visit.comes_to(Endpoint::find("POST", "/v1/embeddings").unwrap(), is_judged);
+        visit.set_endpoint(ApiPath::find("POST", "/v1/embeddings").unwrap(), is_judged);
         visit
     };
     for refusal in [Rejection::Draining, Rejection::Internal, Rejection::DrainCut] {
@@ -385,11 +385,11 @@ async fn a_visit_that_is_dropped_is_a_client_that_left() {
     let clock = recorder.0.clock;
     let visit = |uploaded: bool| {
         let mut visit = accept(&recorder, RequestId::from("r"), clock.now());
-        visit.belongs_to(TenantId::from("acme"));
+        visit.set_tenant(TenantId::from("acme"));
         if uploaded {
             visit.uploaded(clock.now(), Duration::ZERO);
         }
-        visit.promised(promise());
+        visit.set_policy(promise());
         visit.routed(Arc::from("llama-*"), PoolId::from("spare"));
         visit
     };
@@ -419,7 +419,7 @@ async fn an_engines_status_behind_a_head_of_ours_counts_as_if_it_had_been_relaye
     let ended = |status, unknown| {
         let mut visit = accept(&recorder, RequestId::from("r"), at(0));
         visit.uploaded(at(1), Duration::ZERO);
-        visit.promised(promise());
+        visit.set_policy(promise());
         visit.routed(Arc::from("llama-*"), PoolId::from("main"));
         visit.case_mut().unwrap().model_unknown_to_pool = unknown;
         let nothing = Timeline { first_token: None, finish: None, choices: vec![], ..answer() };
@@ -479,11 +479,14 @@ async fn a_limit_that_refuses_is_counted_for_its_tenant_and_only_limits_that_it_
     assert_eq!(before.get("goodput_over_limit_total{tenant=\"acme\"}"), Some(&0.0));
     assert!(!before.keys().any(|name| name.contains("limit") && name.contains("anonymous")));
     let sample = Rejection::samples().into_iter().find_map(|refusal| refusal.limit().copied()).expect("a sample");
-    for scope in [Scope::Tenant, Scope::Model, Scope::Model] {
+    for scope in [LimitScope::Tenant, LimitScope::Model, LimitScope::Model] {
         let mut visit = accept(&recorder, RequestId::from("r"), at(0));
-        visit.belongs_to(TenantId::from("acme"));
-        visit.promised(promise());
-        visit.reject(&Rejection::RateLimitExceeded { standing: Standing { scope, ..sample }, retry_after: Some(1) });
+        visit.set_tenant(TenantId::from("acme"));
+        visit.set_policy(promise());
+        visit.reject(&Rejection::RateLimitExceeded {
+            limit_status: LimitStatus { scope, ..sample },
+            retry_after: Some(1),
+        });
     }
     let after = samples(&recorder);
     assert_eq!(after[&limited("tokens_per_minute", "tenant")], 1.0);
@@ -499,8 +502,11 @@ async fn what_is_served_beyond_a_limit_is_counted_once_an_engine_was_asked() {
     let recorder = recorder();
     for asked in [false, true] {
         let mut visit = accept(&recorder, RequestId::from("r"), at(0));
-        visit.belongs_to(TenantId::from("acme"));
-        visit.promised(RequestPolicy { case: Case { over_limit: true, ..Case::of(Dialect::Chat) }, ..promise() });
+        visit.set_tenant(TenantId::from("acme"));
+        visit.set_policy(RequestPolicy {
+            case: JudgeContext { over_limit: true, ..JudgeContext::of(Dialect::Chat) },
+            ..promise()
+        });
         if asked {
             visit.attempts(&PoolId::from("main"), EngineId::from("vllm-0:8000"), at(30));
         }
@@ -516,30 +522,31 @@ async fn what_is_served_beyond_a_limit_is_counted_once_an_engine_was_asked() {
 async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
     let recorder = recorder();
     let mut visit = accept(&recorder, RequestId::from("r"), at(0));
-    visit.promised(promise());
+    visit.set_policy(promise());
     visit.routed(Arc::from("llama-*"), PoolId::from("main"));
     let depth = |pool: &str| {
         let name = format!("goodput_queue_depth{{class=\"chat\",pool=\"{pool}\"}}");
         samples(&recorder)[&name]
     };
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
-    visit.waits(&PoolId::from("main"));
+    visit.queued(&PoolId::from("main"));
     assert_eq!((depth("main"), depth("spare")), (1.0, 0.0));
-    let standing = recorder.standings().into_iter().find(|standing| standing.class.as_str() == "chat").unwrap();
-    assert_eq!((standing.in_flight, standing.waiting), (1, 1));
-    visit.spills(&PoolId::from("spare"));
+    let limit_status =
+        recorder.statuses().into_iter().find(|limit_status| limit_status.class.as_str() == "chat").unwrap();
+    assert_eq!((limit_status.in_flight, limit_status.waiting), (1, 1));
+    visit.spilled(&PoolId::from("spare"));
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
-    visit.waits(&PoolId::from("spare"));
+    visit.queued(&PoolId::from("spare"));
     assert_eq!((depth("main"), depth("spare")), (0.0, 1.0));
-    visit.called();
+    visit.dequeued();
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
     visit.admitted(at(1));
     end(visit, answer(), None);
     // A request rejected there did not run there.
     let mut other = accept(&recorder, RequestId::from("s"), at(0));
-    other.promised(promise());
+    other.set_policy(promise());
     other.routed(Arc::from("llama-*"), PoolId::from("main"));
-    other.spills(&PoolId::from("spare"));
+    other.spilled(&PoolId::from("spare"));
     other.reject(&Rejection::Draining);
     let told = samples(&recorder);
     assert_eq!(told["goodput_spilled_total{class=\"chat\",pool=\"spare\"}"], 1.0);
@@ -551,11 +558,11 @@ async fn what_overload_levels_did_is_counted_and_so_are_answers_that_their_cap_c
     let recorder = recorder();
     for (cap_lowered, cut) in [(true, true), (true, false), (false, true)] {
         let mut visit = accept(&recorder, RequestId::from("r"), at(0));
-        visit.promised(promise());
+        visit.set_policy(promise());
         visit.routed(Arc::from("llama-*"), PoolId::from("main"));
         if cap_lowered {
-            visit.degraded(Kind::CapOutput);
-            visit.degraded(Kind::Spill);
+            visit.degraded(ActionKind::CapOutput);
+            visit.degraded(ActionKind::Spill);
         }
         end(visit, Timeline { cut_by_length: cut, ..answer() }, None);
     }
@@ -606,7 +613,7 @@ async fn engines_reload_and_process_are_told() {
 /// What the process before has counted is there as soon as its class is, and as good as what comes.
 #[tokio::test(start_paused = true)]
 async fn counts_outlive_the_process_and_wait_for_their_class() {
-    let met = || crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    let met = || crate::judge::judge(&answer(), &chat(), &JudgeContext::of(Dialect::Chat));
     let before = Recorder::new(Clock::start(), None);
     before.keep_counts(StateLoad::Absent);
     before.bind(&shape());
@@ -630,13 +637,16 @@ async fn counts_outlive_the_process_and_wait_for_their_class() {
         "no settings name it, and it is not forgotten"
     );
     after.bind(&shape());
-    let of_chat = || after.standings().into_iter().find(|standing| standing.class.as_str() == "chat").unwrap();
-    let standing = of_chat();
-    assert_eq!((standing.own.count.met, standing.own.count.judged), (2, 3));
-    let lengths: Vec<_> =
-        standing.lengths.iter().map(|length| (length.length, length.own.count.met, length.own.count.judged)).collect();
+    let of_chat = || after.statuses().into_iter().find(|limit_status| limit_status.class.as_str() == "chat").unwrap();
+    let limit_status = of_chat();
+    assert_eq!((limit_status.own.count.met, limit_status.own.count.judged), (2, 3));
+    let lengths: Vec<_> = limit_status
+        .lengths
+        .iter()
+        .map(|length| (length.length, length.own.count.met, length.own.count.judged))
+        .collect();
     assert_eq!(lengths, [(LengthBucket::Short, 1, 1), (LengthBucket::Long, 1, 2)]);
-    assert!((standing.lengths[1].budget_left + 4.0).abs() < 1e-9);
+    assert!((limit_status.lengths[1].budget_left + 4.0).abs() < 1e-9);
     after.bind(&shape());
     after.note(RequestRecord { length: LengthBucket::Short, timeline: Some(answer()), ..finished(met()) });
     assert_eq!(of_chat().own.count.judged, 4, "taken in once");
@@ -673,7 +683,7 @@ async fn a_drill_counts_in_its_class_alone() {
         .collect();
     assert_eq!(changed.len(), 3, "{changed:?}");
     assert!(changed.iter().all(|series| series.contains("class=\"drill\"")), "{changed:?}");
-    assert!(recorder.standings().iter().all(|standing| standing.class.as_str() != "drill"));
+    assert!(recorder.statuses().iter().all(|limit_status| limit_status.class.as_str() != "drill"));
     let met = "slo_met_total{class=\"drill\",length=\"unknown\",pool=\"none\",model=\"other\"}";
     assert_eq!(after[met], 0.0);
 }
@@ -701,7 +711,7 @@ async fn the_page_is_the_golden_one() {
         requests: vec![("lease", 40), ("store", 5)],
         unspent: 1200,
     });
-    let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    let verdict = crate::judge::judge(&answer(), &chat(), &JudgeContext::of(Dialect::Chat));
     recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });
     let missed = Verdict { ttft: Some(ObjectiveState::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };
     recorder.note(finished(missed));
@@ -745,14 +755,14 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     let clock = Clock::start();
     let recorder = Recorder::new(clock, Some(lines));
     recorder.bind(&shape());
-    let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    let verdict = crate::judge::judge(&answer(), &chat(), &JudgeContext::of(Dialect::Chat));
     recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });
     accept(&recorder, RequestId::from("r-\"2\""), recorder.now()).reject(&Rejection::UnknownPath);
     let mut visit = accept(&recorder, RequestId::from("r-3"), recorder.now());
-    visit.promised(promise());
+    visit.set_policy(promise());
     visit.at_level(2, Some(Tokens(400)));
-    visit.degraded(Kind::Spill);
-    visit.degraded(Kind::CapOutput);
+    visit.degraded(ActionKind::Spill);
+    visit.degraded(ActionKind::CapOutput);
     visit.reject(&Rejection::Internal);
     drop(recorder);
     let (mut reader, output) = tokio::io::duplex(1 << 16);
@@ -830,7 +840,7 @@ async fn each_access_line_tells_its_own_ending_where_the_names_are_the_same() {
     let first = finished(Verdict::bare(Outcome::Met));
     // Each differs from the first in one value.
     let others = [
-        RequestRecord { endpoint: Endpoint::relayed("/v1/completions"), ..first.clone() },
+        RequestRecord { endpoint: ApiPath::relayed("/v1/completions"), ..first.clone() },
         RequestRecord { endpoint: None, ..first.clone() },
         RequestRecord { attempts: 2, ..first.clone() },
         RequestRecord { status: 503, ..first.clone() },
@@ -854,7 +864,7 @@ async fn each_access_line_tells_its_own_ending_where_the_names_are_the_same() {
         let outcome = finished.verdict.outcome;
         let reason = (outcome != Outcome::Met).then(|| outcome.reason());
         vec![
-            finished.endpoint.map(Endpoint::path).into(),
+            finished.endpoint.map(ApiPath::path).into(),
             finished.attempts.into(),
             finished.status.into(),
             outcome.as_str().into(),
@@ -1349,7 +1359,7 @@ async fn the_last_hour_of_an_engine_tells_what_its_requests_came_to() {
     let (pool, engine) = (PoolId::from("main"), EngineId::from("vllm-0:8000"));
     let hour = || recorder.engine_hour(&pool, &engine);
     assert_eq!(hour(), EngineHour::default());
-    let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    let verdict = crate::judge::judge(&answer(), &chat(), &JudgeContext::of(Dialect::Chat));
     for _ in 0..3 {
         recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });
     }
@@ -1404,7 +1414,7 @@ async fn the_history_of_a_class_is_kept_while_nobody_looks() {
 #[tokio::test(start_paused = true)]
 async fn engines_have_series_where_the_settings_ask_for_them_and_as_long_as_they_are_known() {
     let recorder = recorder();
-    let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    let verdict = crate::judge::judge(&answer(), &chat(), &JudgeContext::of(Dialect::Chat));
     let serve = |engine: &str| {
         let engine = Some(EngineId::from(engine));
         recorder.note(RequestRecord { engine, timeline: Some(answer()), ..finished(verdict) });

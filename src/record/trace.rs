@@ -8,8 +8,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::units::decimal::put_hex;
-use crate::units::{EngineId, PoolId, Tick};
+use crate::types::decimal::put_hex;
+use crate::types::{EngineId, PoolId, Tick};
 
 /// The longest `tracestate` that is carried on, in bytes: what others must carry at least.
 const LONGEST_STATE: usize = 512;

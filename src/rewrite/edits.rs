@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::Splice;
 use crate::inspect::{Facts, Field, Reasoning, StreamOptions, SwitchGroup};
-use crate::units::Dialect;
+use crate::types::Dialect;
 
 /// How far a request's extended reasoning is reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -342,7 +342,7 @@ mod tests {
     use super::*;
     use crate::inspect::{Scanner, Unreadable, tests::request};
     use crate::rewrite::{apply, length_after};
-    use crate::units::Endpoint;
+    use crate::types::ApiPath;
 
     const USAGE: EditPlan<'_> = EditPlan {
         model: None,
@@ -355,7 +355,7 @@ mod tests {
     };
 
     fn facts(body: &str, path: &str) -> Facts {
-        let mut scanner = Scanner::new(Endpoint::relayed(path).unwrap());
+        let mut scanner = Scanner::new(ApiPath::relayed(path).unwrap());
         scanner.push(body.as_bytes()).unwrap();
         *scanner.finish().unwrap()
     }
@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn a_cap_is_lowered_where_it_stands_and_set_where_none_does() {
         let lowered = |body: &str, path: &str| {
-            let dialect = Endpoint::relayed(path).unwrap().dialect();
+            let dialect = ApiPath::relayed(path).unwrap().dialect();
             let plan = EditPlan { lowered_cap: Some(50), ..EditPlan::default() };
             let edits = edits(&facts(body, path), dialect, &plan);
             assert_eq!(edits.without_injection, None);
@@ -560,7 +560,7 @@ mod tests {
 
     /// The body sent when reasoning is reduced.
     fn less(body: &str, path: &str, thinking: ReasoningEdit) -> String {
-        let dialect = Endpoint::relayed(path).unwrap().dialect();
+        let dialect = ApiPath::relayed(path).unwrap().dialect();
         let plan = EditPlan { thinking, ..EditPlan::default() };
         let edits = edits(&facts(body, path), dialect, &plan);
         let changed = spliced(body, &edits.splices);
@@ -715,7 +715,7 @@ mod tests {
     }
 
     /// None if the body is refused: a wrong type, or too many choices.
-    fn accepted(body: &str, endpoint: Endpoint) -> Option<Box<Facts>> {
+    fn accepted(body: &str, endpoint: ApiPath) -> Option<Box<Facts>> {
         let mut scanner = Scanner::new(endpoint);
         scanner.push(body.as_bytes()).ok()?;
         match scanner.finish() {
@@ -736,7 +736,7 @@ mod tests {
         ) {
             let value = Value::Object(body.clone());
             let text = if pretty { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
-            let endpoint = Endpoint::relayed(path).unwrap();
+            let endpoint = ApiPath::relayed(path).unwrap();
             let Some(facts) = accepted(&text, endpoint) else { return Ok(()) };
             let thinking = if by_template { ReasoningEdit::LessByTemplate } else { ReasoningEdit::Less };
             let edits = edits(&facts, endpoint.dialect(), &EditPlan { thinking, ..EditPlan::default() });
@@ -772,7 +772,7 @@ mod tests {
         ) {
             let value = Value::Object(body.clone());
             let text = if pretty { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
-            let Some(facts) = accepted(&text, Endpoint::relayed("/v1/chat/completions").unwrap()) else { return Ok(()) };
+            let Some(facts) = accepted(&text, ApiPath::relayed("/v1/chat/completions").unwrap()) else { return Ok(()) };
             let lowered_cap = lowered_cap.map(u64::from);
             let plan = EditPlan {
                 model: model.as_deref(), inject_usage: usage.0, continuous_usage: usage.1, heeds_continuous_alone: false, engine_priority, lowered_cap,

@@ -157,8 +157,8 @@ impl EventGate {
 mod tests {
     use super::*;
     use crate::observe::sse::HELD;
-    use crate::observe::{Expect, Observer, Reader, Watch};
-    use crate::units::{Dialect, Tick};
+    use crate::observe::{Observer, ObserverOptions, ResponseExpectation, ResponseFormat};
+    use crate::types::{Dialect, Tick};
 
     /// What the gate passes of a chat stream observed as in the gateway.
     fn passed(gate: EventGate, stream: &str) -> String {
@@ -168,8 +168,12 @@ mod tests {
     /// The same for a stream in these frames.
     fn passed_in(mut gate: EventGate, frames: &[&str]) -> String {
         let mut out = Vec::new();
-        let mut observer =
-            Observer::new(Expect::stream(Dialect::Chat, Tick::ZERO), Reader::Events, 200, Watch::default());
+        let mut observer = Observer::new(
+            ResponseExpectation::stream(Dialect::Chat, Tick::ZERO),
+            ResponseFormat::Events,
+            200,
+            ObserverOptions::default(),
+        );
         let mut pass = |piece: Bytes, note: &PieceInfo| gate.pass(piece, note, &mut |passed| out.extend(passed));
         for frame in frames {
             observer.frame(Bytes::copy_from_slice(frame.as_bytes()), Tick::ZERO, &mut pass);

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::settings::BreakerLimits;
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Hash of a tenant's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,16 +15,16 @@ pub struct TenantKey(pub u64);
 
 /// A fault, and the tenant whose request met it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct EngineFault {
     at: Tick,
     tenant: TenantKey,
 }
 
 /// Recent successes: the last two tenants, each with its last successful response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Answered([Option<(TenantKey, Tick)>; 2]);
+pub struct RecentSuccesses([Option<(TenantKey, Tick)>; 2]);
 
-impl Answered {
+impl RecentSuccesses {
     /// Records a successful response.
     pub fn note(&mut self, tenant: TenantKey, at: Tick) {
         if self.0[0].is_some_and(|(last, _)| last != tenant) {
@@ -52,7 +52,7 @@ pub enum Breaker {
     #[default]
     Clear,
     /// Closed, with these recent faults, oldest first.
-    Marked(Vec<Fault>),
+    Marked(Vec<EngineFault>),
     /// Open: takes no request before `until`.
     Open {
         /// When a trial may start.
@@ -66,7 +66,7 @@ pub enum Breaker {
 
 impl Breaker {
     /// Records a fault of this tenant's request. `answered`: recent successes of the engine.
-    pub fn fault(&mut self, limits: &BreakerLimits, tenant: TenantKey, answered: &Answered, at: Tick) {
+    pub fn fault(&mut self, limits: &BreakerLimits, tenant: TenantKey, answered: &RecentSuccesses, at: Tick) {
         let mut recent = match std::mem::take(self) {
             Breaker::Clear => Vec::new(),
             Breaker::Marked(faults) => faults,
@@ -80,7 +80,7 @@ impl Breaker {
             }
         };
         recent.retain(|fault| at - fault.at < limits.within);
-        recent.push(Fault { at, tenant });
+        recent.push(EngineFault { at, tenant });
         let most = limits.faults.max(1) as usize;
         *self = if recent.len() >= most && !is_one_tenants_doing(&recent, answered, limits.within, at) {
             Breaker::Open { until: at + limits.open }
@@ -156,8 +156,8 @@ impl Breaker {
 }
 
 /// Whether all of these faults are one tenant's while another was served well.
-fn is_one_tenants_doing(faults: &[Fault], answered: &Answered, within: Duration, at: Tick) -> bool {
-    let Some(Fault { tenant, .. }) = faults.first().copied() else { return false };
+fn is_one_tenants_doing(faults: &[EngineFault], answered: &RecentSuccesses, within: Duration, at: Tick) -> bool {
+    let Some(EngineFault { tenant, .. }) = faults.first().copied() else { return false };
     faults.iter().all(|fault| fault.tenant == tenant) && answered.another_within(tenant, within, at)
 }
 
@@ -176,12 +176,12 @@ mod tests {
     const OTHER: TenantKey = TenantKey(2);
 
     fn fault(breaker: &mut Breaker, at: Tick) {
-        breaker.fault(&LIMITS, ONE, &Answered::default(), at);
+        breaker.fault(&LIMITS, ONE, &RecentSuccesses::default(), at);
     }
 
     #[test]
     fn one_tenants_faults_open_nothing_while_another_is_answered_well() {
-        let (mut breaker, mut answered) = (Breaker::default(), Answered::default());
+        let (mut breaker, mut answered) = (Breaker::default(), RecentSuccesses::default());
         for second in 0..60 {
             let at = ms(second * 1_000);
             answered.note(OTHER, at);

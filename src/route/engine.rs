@@ -7,24 +7,24 @@ use std::time::Duration;
 use http::HeaderValue;
 
 use super::affinity;
-use super::breaker::{Answered, Breaker, TenantKey};
-use super::card::ModelCard;
-use super::fleet::Size;
-use super::health::{Change, Checked, Health};
-use super::latency::{Latency, Situation, StepTime};
+use super::breaker::{Breaker, RecentSuccesses, TenantKey};
+use super::concurrency::{self, KvCacheLimit};
+use super::fleet::WorkEstimate;
+use super::health::{Health, HealthChange, ProbeResult};
+use super::latency::{Latency, LoadSnapshot, StepTime};
+use super::model_card::ModelCard;
 use super::prefix::PrefixIndex;
-use super::retry::{Attempts, Effect};
-use super::seats::{self, CacheLimit};
+use super::retry::{Attempts, EngineEffect};
 use super::settings::{BreakerLimits, Concurrency, EngineAddress, SeatBounds};
-use super::signals::Signals;
+use super::signals::EngineSignals;
+use super::status::EngineState;
 use super::tournament::Rank;
-use super::view::EngineState;
-use crate::locks::Mutex;
-use crate::units::{EngineId, Tick, Tokens};
+use crate::sync::Mutex;
+use crate::types::{EngineId, Tick, Tokens};
 
 /// Values from an engine's metrics; `None` if not reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct EngineMetrics {
     /// Requests waiting in the engine.
     pub waiting: Option<f64>,
     /// Requests running in the engine.
@@ -36,10 +36,10 @@ pub struct Report {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SwitchedOff {
-    No,
+enum InjectionState {
+    Allowed,
     Refused,
-    Coded,
+    Compressed,
 }
 
 #[derive(Debug)]
@@ -63,8 +63,8 @@ pub(super) struct Engine {
     /// When its key is due to be recomputed, if scheduled.
     pub planned: Option<Tick>,
     /// Its seats as counted in its key.
-    pub given: Given,
-    limit: Limit,
+    pub given: EngineSeats,
+    limit: EngineLimit,
     /// Hash of its name, for affinity.
     pub name_key: u64,
     /// Seats under `auto`: as many as its step time allows at the pool's pace.
@@ -72,9 +72,9 @@ pub(super) struct Engine {
     /// Something that its limit or its load depends on is another than when its key was made.
     has_changed: bool,
     /// Seats that its KV cache was seen to hold.
-    cache: CacheLimit,
+    cache: KvCacheLimit,
     /// Work done since it joined.
-    pub counters: Counters,
+    pub counters: EngineCounters,
     /// Slowness relative to the pool's engines; 1 is normal.
     pub slowness: f64,
     /// Its last response that agreed with the model.
@@ -86,17 +86,17 @@ pub(super) struct Engine {
     /// Its latency model.
     pub latency: Arc<Mutex<Latency>>,
     /// Signals of life and departure.
-    pub signals: Arc<Signals>,
+    pub signals: Arc<EngineSignals>,
     health: Health,
-    outstanding: Size,
+    outstanding: WorkEstimate,
     /// Estimated prompt tokens still to be computed.
-    backlog: Backlog,
-    busy: Busy,
-    report: Option<Reported>,
-    answered: Answered,
+    backlog: PrefillBacklog,
+    busy: PrefillThroughput,
+    report: Option<ReportedMetrics>,
+    answered: RecentSuccesses,
     /// When it joined or came back, while warming up.
     warms_since: Option<Tick>,
-    injections_off: SwitchedOff,
+    injections_off: InjectionState,
     injection_accepted: Option<Tick>,
     /// Parts of the load that change with time or reports only, from the last full evaluation.
     others: f64,
@@ -105,7 +105,7 @@ pub(super) struct Engine {
 
 /// Concurrency limit of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Limit {
+struct EngineLimit {
     /// This gateway's requests.
     ours: u32,
     /// Before division by the number of gateways.
@@ -116,20 +116,20 @@ struct Limit {
 
 /// Seats that an engine contributes to its pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Given {
+pub(super) struct EngineSeats {
     /// To be divided among gateways.
     pub whole: u32,
     /// In addition, for this gateway alone.
     pub lent: u32,
 }
 
-impl Limit {
-    const NONE: Limit = Limit { ours: u32::MAX, whole: 0, lent: 0 };
+impl EngineLimit {
+    const NONE: EngineLimit = EngineLimit { ours: u32::MAX, whole: 0, lent: 0 };
 }
 
 /// Cumulative work of an engine; differences give the work of an interval.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct EngineCounters {
     /// This gateway's requests with a first token.
     decoding: u32,
     /// Sequences of other gateways.
@@ -145,14 +145,14 @@ pub(super) struct Counters {
 /// Prompt tokens still to be computed. A prompt remains outstanding until its first token comes, so the
 /// backlog is also assumed to shrink with time.
 #[derive(Clone, Copy, Debug, Default)]
-struct Backlog {
+struct PrefillBacklog {
     tokens: f64,
     /// Tokens per second; 0 if unknown.
     speed: f64,
     at: Tick,
 }
 
-impl Backlog {
+impl PrefillBacklog {
     fn pass(&mut self, at: Tick) {
         self.tokens = (self.tokens - self.speed * at.since(self.at).as_secs_f64()).max(0.0);
         self.at = self.at.max(at);
@@ -167,7 +167,7 @@ impl Backlog {
 /// Prefill speed measured while the engine had prompts: a lower bound, because it may have had too few to
 /// fill its steps.
 #[derive(Clone, Copy, Debug, Default)]
-struct Busy {
+struct PrefillThroughput {
     /// Start of the current busy interval.
     since: Option<Tick>,
     /// Recent busy seconds.
@@ -176,7 +176,7 @@ struct Busy {
     tokens: f64,
 }
 
-impl Busy {
+impl PrefillThroughput {
     /// Records a first token.
     fn first_token(&mut self, prompt: Tokens, at: Tick) {
         let Some(since) = self.since else { return };
@@ -193,32 +193,32 @@ impl Busy {
     }
 }
 
-/// A reading of [`Counters`].
+/// A reading of [`EngineCounters`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Reading {
+pub(super) struct CounterReading {
     pub sequences: f64,
     pub prompts: f64,
 }
 
-impl Counters {
+impl EngineCounters {
     /// Currently running sequences.
     pub fn running(&self) -> f64 {
         f64::from(self.decoding) + self.foreign
     }
 
     /// The counters at this moment.
-    pub fn read(&mut self, at: Tick) -> Reading {
+    pub fn read(&mut self, at: Tick) -> CounterReading {
         self.sequences += self.running() * at.since(self.until).as_secs_f64();
         self.until = self.until.max(at);
-        Reading { sequences: self.sequences, prompts: self.prompts }
+        CounterReading { sequences: self.sequences, prompts: self.prompts }
     }
 
     /// Records a first token.
-    pub fn first_token(&mut self, prompt: Tokens, at: Tick) -> Reading {
+    pub fn first_token(&mut self, prompt: Tokens, at: Tick) -> CounterReading {
         self.read(at);
         self.decoding += 1;
         self.prompts += prompt.0 as f64;
-        Reading { sequences: self.sequences, prompts: self.prompts }
+        CounterReading { sequences: self.sequences, prompts: self.prompts }
     }
 
     /// Records the end of a request that had its first token.
@@ -228,8 +228,8 @@ impl Counters {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Reported {
-    report: Report,
+struct ReportedMetrics {
+    report: EngineMetrics,
     /// Valid until.
     until: Tick,
     /// This gateway's requests at that time.
@@ -280,12 +280,12 @@ impl Engine {
             cards: Arc::from([]),
             asked_for_models: false,
             planned: None,
-            given: Given::default(),
-            limit: Limit::NONE,
-            auto: seats::AT_FIRST,
+            given: EngineSeats::default(),
+            limit: EngineLimit::NONE,
+            auto: concurrency::AT_FIRST,
             has_changed: false,
-            cache: CacheLimit::default(),
-            counters: Counters::default(),
+            cache: KvCacheLimit::default(),
+            counters: EngineCounters::default(),
             slowness: 1.0,
             confirmed_at: Tick::ZERO,
             prompt_per_step: 0.0,
@@ -293,13 +293,13 @@ impl Engine {
             latency: Arc::default(),
             signals: Arc::default(),
             health: Health::default(),
-            outstanding: Size::default(),
-            backlog: Backlog::default(),
-            busy: Busy::default(),
+            outstanding: WorkEstimate::default(),
+            backlog: PrefillBacklog::default(),
+            busy: PrefillThroughput::default(),
             report: None,
-            answered: Answered::default(),
+            answered: RecentSuccesses::default(),
             warms_since,
-            injections_off: SwitchedOff::No,
+            injections_off: InjectionState::Allowed,
             injection_accepted: None,
             others: 0.0,
             factor: 1.0,
@@ -321,17 +321,17 @@ impl Engine {
     fn start_anew(&mut self, at: Tick) {
         self.health = Health::Unknown;
         self.warms_since = Some(at);
-        self.injections_off = SwitchedOff::No;
+        self.injections_off = InjectionState::Allowed;
         self.injection_accepted = None;
         self.report = None;
         self.breaker.may_try_now();
-        self.cache = CacheLimit::default();
-        self.busy = Busy::default();
+        self.cache = KvCacheLimit::default();
+        self.busy = PrefillThroughput::default();
         self.prefixes.clear();
         self.latency.lock().doubt();
     }
 
-    pub fn begin(&mut self, size: Size, at: Tick) -> bool {
+    pub fn begin(&mut self, size: WorkEstimate, at: Tick) -> bool {
         self.requests += 1;
         self.backlog.add(size.prefill, at);
         self.busy.since = self.busy.since.or(Some(at));
@@ -341,13 +341,13 @@ impl Engine {
     }
 
     /// Records a first token.
-    pub fn first_token(&mut self, prompt: Tokens, at: Tick) -> Reading {
+    pub fn first_token(&mut self, prompt: Tokens, at: Tick) -> CounterReading {
         self.busy.first_token(prompt, at);
-        self.lighten(Size { prefill: prompt, decode: Tokens::ZERO });
+        self.lighten(WorkEstimate { prefill: prompt, decode: Tokens::ZERO });
         self.counters.first_token(prompt, at)
     }
 
-    pub fn lighten(&mut self, size: Size) {
+    pub fn lighten(&mut self, size: WorkEstimate) {
         self.outstanding.prefill = self.outstanding.prefill.less(size.prefill);
         self.backlog.tokens = self.backlog.tokens.min(self.outstanding.prefill.0 as f64);
         self.outstanding.decode = self.outstanding.decode.less(size.decode);
@@ -357,15 +357,15 @@ impl Engine {
     }
 
     /// The conditions that a new request of this size meets.
-    pub fn situation(&mut self, size: Size, at: Tick) -> Situation {
+    pub fn snapshot(&mut self, size: WorkEstimate, at: Tick) -> LoadSnapshot {
         self.backlog.pass(at);
         let prefill = Tokens(self.backlog.tokens as u64);
-        Situation { prompt: size.prefill, prefill, decode: self.outstanding.decode, batch: self.requests + 1 }
+        LoadSnapshot { prompt: size.prefill, prefill, decode: self.outstanding.decode, batch: self.requests + 1 }
     }
 
     /// Most concurrent requests of this gateway; `None` means unlimited.
     pub fn limit(&self) -> Option<u32> {
-        (self.limit != Limit::NONE).then_some(self.limit.ours)
+        (self.limit != EngineLimit::NONE).then_some(self.limit.ours)
     }
 
     /// Outstanding tokens of this gateway's requests.
@@ -396,12 +396,12 @@ impl Engine {
     /// Recomputes its limit. While warming up it gets a share, at least one.
     pub fn follow_limit(&mut self, concurrency: Concurrency, bounds: SeatBounds, gateways: NonZeroU32, at: Tick) {
         self.limit = match concurrency {
-            Concurrency::Unlimited => Limit::NONE,
+            Concurrency::Unlimited => EngineLimit::NONE,
             Concurrency::Fixed(most) => {
                 let whole = ((f64::from(most.get()) * self.share(at)) as u32).max(1);
                 let share = whole.div_ceil(gateways.get());
                 let lent = self.unused_by_others(whole - share, at) / LENT_PART;
-                Limit { ours: share + lent, whole, lent }
+                EngineLimit { ours: share + lent, whole, lent }
             }
             Concurrency::Auto => {
                 let cache = self.cache.seats().unwrap_or(u32::MAX);
@@ -409,7 +409,7 @@ impl Engine {
                 let most = (warm as u32).min(cache).clamp(bounds.min.get(), bounds.max.get());
                 // Other gateways' sequences are part of its steps.
                 let ours = most.saturating_sub(self.counters.foreign as u32).max(bounds.min.get());
-                Limit { ours, whole: ours, lent: 0 }
+                EngineLimit { ours, whole: ours, lent: 0 }
             }
         };
     }
@@ -424,7 +424,7 @@ impl Engine {
     ///
     /// Second is the speed at which its prompts were seen to be computed, in tokens per second. An engine
     /// of which little was learned is taken to be as all engines of its pool together (`common`).
-    pub fn keep_pace(
+    pub fn update_pace(
         &mut self,
         pace: Option<f64>,
         learned: &Latency,
@@ -440,9 +440,9 @@ impl Engine {
         let speed = speed.map(|speed| self.busy.speed().map_or(speed, |seen| speed.max(seen)));
         self.backlog.speed = speed.unwrap_or(0.0);
         let auto = match (step, pace) {
-            (Some(step), Some(pace)) => seats::seats(&step, pace),
-            (None, Some(_)) => seats::AT_FIRST,
-            (_, None) => seats::CEILING,
+            (Some(step), Some(pace)) => concurrency::seats(&step, pace),
+            (None, Some(_)) => concurrency::AT_FIRST,
+            (_, None) => concurrency::CEILING,
         };
         self.has_changed |= auto != std::mem::replace(&mut self.auto, auto);
         step.map(|step| (step, speed.unwrap_or(1.0 / step.per_prompt_token.max(1e-7))))
@@ -464,10 +464,10 @@ impl Engine {
     }
 
     /// Its seats at this rank.
-    pub const fn gives(&self, rank: Rank) -> Given {
+    pub const fn gives(&self, rank: Rank) -> EngineSeats {
         match rank {
-            Rank::Free | Rank::Full => Given { whole: self.limit.whole, lent: self.limit.lent },
-            Rank::Cooling | Rank::Out => Given { whole: 0, lent: 0 },
+            Rank::Free | Rank::Full => EngineSeats { whole: self.limit.whole, lent: self.limit.lent },
+            Rank::Cooling | Rank::Out => EngineSeats { whole: 0, lent: 0 },
         }
     }
 
@@ -554,7 +554,7 @@ impl Engine {
         [warmer, cooled, drained, self.breaker.opens_until()].into_iter().flatten().min()
     }
 
-    pub fn fresh_report(&self, at: Tick) -> Option<Report> {
+    pub fn fresh_report(&self, at: Tick) -> Option<EngineMetrics> {
         self.report.filter(|reported| reported.until > at).map(|reported| reported.report)
     }
 
@@ -562,17 +562,17 @@ impl Engine {
         self.fresh_report(at).is_some_and(|report| report.asleep)
     }
 
-    pub fn reported(&mut self, report: Report, until: Tick) {
+    pub fn reported(&mut self, report: EngineMetrics, until: Tick) {
         let (usage, running) = (report.kv_usage.unwrap_or(0.0), report.running.unwrap_or(0.0));
         self.cache.reported(usage, running, report.waiting.unwrap_or(0.0));
-        self.report = Some(Reported { report, until, ours: f64::from(self.requests) });
+        self.report = Some(ReportedMetrics { report, until, ours: f64::from(self.requests) });
     }
 
-    pub fn checked(&mut self, checked: Checked, at: Tick) -> Option<Change> {
+    pub fn checked(&mut self, checked: ProbeResult, at: Tick) -> Option<HealthChange> {
         let alive = self.answered.last().max(self.signals.last_alive());
         let change = self.health.note(checked, alive, at);
         // An engine that was only silent, and serves again, is the same process.
-        if change == Some(Change::CameUp) && checked == Checked::Well {
+        if change == Some(HealthChange::CameUp) && checked == ProbeResult::Healthy {
             self.start_anew(at);
             self.health = Health::Up;
         }
@@ -581,46 +581,46 @@ impl Engine {
 
     /// Applies an attempt's effect. True if its rank may have
     /// changed.
-    pub fn feel(&mut self, effect: &Effect, limits: Option<&BreakerLimits>, tenant: TenantKey, at: Tick) -> bool {
+    pub fn feel(&mut self, effect: &EngineEffect, limits: Option<&BreakerLimits>, tenant: TenantKey, at: Tick) -> bool {
         match effect {
-            Effect::Fault(_) => {
+            EngineEffect::Fault(_) => {
                 if let Some(limits) = limits {
                     self.breaker.fault(limits, tenant, &self.answered, at);
                 }
                 true
             }
-            Effect::FaultElsewhere(..) => false,
-            Effect::Cool(_, length) => {
+            EngineEffect::FaultElsewhere(..) => false,
+            EngineEffect::Cool(_, length) => {
                 self.cool_until = self.cool_until.max(at + *length);
                 true
             }
-            Effect::Well(_) => {
+            EngineEffect::Well(_) => {
                 self.answered.note(tenant, at);
                 self.breaker.well()
             }
-            Effect::InjectionAccepted(_) => {
+            EngineEffect::InjectionAccepted(_) => {
                 self.injection_accepted = Some(at);
                 false
             }
-            Effect::InjectionSwitchedOff(_) => {
-                self.injections_off = SwitchedOff::Refused;
+            EngineEffect::InjectionSwitchedOff(_) => {
+                self.injections_off = InjectionState::Refused;
                 false
             }
         }
     }
 
-    pub fn answers_coded(&mut self) {
-        if self.injections_off == SwitchedOff::No {
-            self.injections_off = SwitchedOff::Coded;
+    pub fn mark_compressed(&mut self) {
+        if self.injections_off == InjectionState::Allowed {
+            self.injections_off = InjectionState::Compressed;
         }
     }
 
     pub fn may_inject(&self) -> bool {
-        self.injections_off == SwitchedOff::No
+        self.injections_off == InjectionState::Allowed
     }
 
     pub fn injection_refused(&self) -> bool {
-        self.injections_off == SwitchedOff::Refused
+        self.injections_off == InjectionState::Refused
     }
 
     pub fn injection_proven(&self, at: Tick) -> bool {

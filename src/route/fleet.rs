@@ -26,53 +26,56 @@ use std::time::Duration;
 use http::HeaderValue;
 
 use super::breaker::TenantKey;
-use super::card::ModelCard;
-use super::engine::{Engine, Reading, Report};
-use super::health::{Change, Checked};
-use super::latency::{Aims, Latency, Lesson, Prediction, Situation, Steps};
-use super::retry::{Attempts, Effect, Happened, Injection, Next};
-use super::seats::Promised;
-use super::settings::{EngineAddress, Pool};
-use super::signals::Signals;
-use super::view::{DrainError, EngineView, PoolView};
-use super::yard::{Shared, Yard};
-use crate::locks::{Mutex, RwLock};
-use crate::units::{Endpoint, EngineId, PoolId, PrefillPace, Tick, Tokens};
+use super::concurrency::PoolTargets;
+use super::engine::{CounterReading, Engine, EngineMetrics};
+use super::health::{HealthChange, ProbeResult};
+use super::latency::{DecodeSteps, Latency, LatencySample, LoadSnapshot, Prediction, SloTargets};
+use super::model_card::ModelCard;
+use super::pool::{FleetShared, Pool};
+use super::retry::{AttemptOutcome, Attempts, EngineEffect, Injection, RetryDecision};
+use super::settings::{EngineAddress, PoolSettings};
+use super::signals::EngineSignals;
+use super::status::{DrainError, EngineView, PoolView};
+use crate::sync::{Mutex, RwLock};
+use crate::types::{ApiPath, EngineId, PoolId, PrefillPace, Tick, Tokens};
 
 /// All pools.
 #[derive(Debug)]
 pub struct Fleet {
-    pools: RwLock<HashMap<PoolId, Arc<Yard>, ahash::RandomState>>,
-    shared: Arc<Shared>,
+    pools: RwLock<HashMap<PoolId, Arc<Pool>, ahash::RandomState>>,
+    shared: Arc<FleetShared>,
     seed: u64,
 }
 
 /// Estimated work of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Size {
+pub struct WorkEstimate {
     /// Prompt tokens.
     pub prefill: Tokens,
     /// Output tokens of all choices.
     pub decode: Tokens,
 }
 
-impl Size {
+impl WorkEstimate {
     /// Largest work counted, whatever a client states, because one absurd cap would make all other requests
     /// negligible.
     const LONGEST: Tokens = Tokens(1 << 20);
 
-    fn believable(self) -> Size {
-        Size { prefill: self.prefill.min(Size::LONGEST), decode: self.decode.min(Size::LONGEST) }
+    fn believable(self) -> WorkEstimate {
+        WorkEstimate {
+            prefill: self.prefill.min(WorkEstimate::LONGEST),
+            decode: self.decode.min(WorkEstimate::LONGEST),
+        }
     }
 }
 
 /// Requirements of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Want {
+pub struct PickRequest {
     /// Its work.
-    pub size: Size,
+    pub size: WorkEstimate,
     /// Its latency targets.
-    pub aims: Aims,
+    pub targets: SloTargets,
     /// Its E2E target, if judged.
     pub whole: Option<Duration>,
     /// Time since its arrival.
@@ -81,16 +84,16 @@ pub struct Want {
     pub key: u64,
 }
 
-impl From<Size> for Want {
+impl From<WorkEstimate> for PickRequest {
     /// This work, without targets.
-    fn from(size: Size) -> Self {
-        Want { size, ..Want::default() }
+    fn from(size: WorkEstimate) -> Self {
+        PickRequest { size, ..PickRequest::default() }
     }
 }
 
 /// The engine picked for a request.
 #[derive(Debug)]
-pub struct Choice {
+pub struct PickedEngine {
     /// Its name.
     pub engine: EngineId,
     /// Its address.
@@ -104,12 +107,12 @@ pub struct Choice {
     /// Whether the pool has, or had, other engines.
     pub has_neighbours: bool,
     /// The request's share of its work; released when dropped. Boxed because it is passed on often.
-    pub work: Box<Work>,
+    pub work: Box<WorkGuard>,
 }
 
 /// A prompt as seen by a prefix cache.
 #[derive(Debug)]
-struct Prefix {
+struct PromptPrefixBlocks {
     /// All of its tokens.
     prompt: Tokens,
     blocks: Box<[u64]>,
@@ -121,23 +124,23 @@ struct Prefix {
 /// the request ends.
 #[derive(Debug)]
 #[must_use]
-pub struct Work {
-    yard: Arc<Yard>,
+pub struct WorkGuard {
+    live_pool: Arc<Pool>,
     place: usize,
-    left: Size,
-    prefix: Prefix,
+    left: WorkEstimate,
+    prefix: PromptPrefixBlocks,
     tries: bool,
     /// Conditions at dispatch, and when.
-    situation: Situation,
+    snapshot: LoadSnapshot,
     dispatched: Tick,
-    aims: Aims,
+    targets: SloTargets,
     whole: Option<Duration>,
     /// From arrival to dispatch.
     spent: Duration,
     /// The first token's moment, and the engine's counters then.
-    first: Option<(Tick, Reading)>,
+    first: Option<(Tick, CounterReading)>,
     latency: Arc<Mutex<Latency>>,
-    signals: Arc<Signals>,
+    signals: Arc<EngineSignals>,
     is_over: bool,
 }
 
@@ -167,51 +170,51 @@ impl Fleet {
 
     /// Applies the configured pools. The state of remaining engines is kept. A removed pool keeps serving
     /// requests that arrived before.
-    pub fn follow(&self, pools: &[Arc<Pool>], at: Tick) {
-        let mut yards = self.pools.write();
+    pub fn apply_settings(&self, pools: &[Arc<PoolSettings>], at: Tick) {
+        let mut live_pools = self.pools.write();
         for pool in pools {
-            let count = yards.len() as u64;
-            let new = || Yard::new(pool.clone(), self.shared.clone(), self.seed ^ count);
-            let yard = yards.entry(pool.id.clone()).or_insert_with(new);
-            yard.inner.lock().adopt(pool.clone(), at);
-            yard.relist();
+            let count = live_pools.len() as u64;
+            let new = || Pool::new(pool.clone(), self.shared.clone(), self.seed ^ count);
+            let live_pool = live_pools.entry(pool.id.clone()).or_insert_with(new);
+            live_pool.inner.lock().apply_settings(pool.clone(), at);
+            live_pool.relist();
         }
-        for (id, yard) in yards.iter() {
+        for (id, live_pool) in live_pools.iter() {
             if !pools.iter().any(|pool| pool.id == *id) {
-                yard.inner.lock().retired.get_or_insert(at);
+                live_pool.inner.lock().retired.get_or_insert(at);
             }
         }
-        yards.retain(|_, yard| !yard.inner.lock().is_forgotten(at));
+        live_pools.retain(|_, live_pool| !live_pool.inner.lock().is_forgotten(at));
     }
 
     /// Sets a pool's engines after a DNS lookup.
     pub fn set_engines(&self, pool: &PoolId, addresses: Vec<EngineAddress>, at: Tick) {
-        if let Some(yard) = self.yard(pool) {
-            yard.inner.lock().set_engines(addresses, at);
-            yard.relist();
+        if let Some(live_pool) = self.live_pool(pool) {
+            live_pool.inner.lock().set_engines(addresses, at);
+            live_pool.relist();
         }
     }
 
     /// The present engines of a pool.
     #[must_use]
     pub fn engines(&self, pool: &PoolId) -> Vec<(EngineId, Arc<EngineAddress>)> {
-        let list = |yard: Arc<Yard>| {
-            let inner = yard.inner.lock();
+        let list = |live_pool: Arc<Pool>| {
+            let inner = live_pool.inner.lock();
             inner.present().map(|(_, engine)| (engine.id.clone(), engine.address.clone())).collect()
         };
-        self.yard(pool).map(list).unwrap_or_default()
+        self.live_pool(pool).map(list).unwrap_or_default()
     }
 
     /// Number of engines of a pool.
     #[must_use]
     pub fn engine_count(&self, pool: &PoolId) -> usize {
-        self.yard(pool).map_or(0, |yard| yard.inner.lock().present().count())
+        self.live_pool(pool).map_or(0, |live_pool| live_pool.inner.lock().present().count())
     }
 
     /// Number of engines that can take requests now, cooling ones included.
     #[must_use]
     pub fn available(&self, pool: &PoolId, at: Tick) -> usize {
-        self.yard(pool).map(|yard| yard.inner.lock().available(at)).unwrap_or_default()
+        self.live_pool(pool).map(|live_pool| live_pool.inner.lock().available(at)).unwrap_or_default()
     }
 
     /// Seats of a pool for this gateway: the sum over available engines without cooling ones, divided among the
@@ -219,7 +222,7 @@ impl Fleet {
     /// `None` means unlimited.
     #[must_use]
     pub fn seats(&self, pool: &PoolId, at: Tick) -> Option<usize> {
-        self.yard(pool)?.inner.lock().seats(at)
+        self.live_pool(pool)?.inner.lock().seats(at)
     }
 
     /// Changes whenever the seats of any pool change, so that [`Fleet::seats`] need not be called for an equal
@@ -234,28 +237,34 @@ impl Fleet {
     /// room.
     #[must_use]
     pub fn grants_retry(&self, pool: &PoolId, at: Tick) -> bool {
-        self.yard(pool).is_some_and(|yard| yard.inner.lock().budget.draw(at))
+        self.live_pool(pool).is_some_and(|live_pool| live_pool.inner.lock().budget.draw(at))
     }
 
-    /// See [`Yard::choose`]; does not count as a new request.
+    /// See [`Pool::choose`]; does not count as a new request.
     #[must_use]
-    pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
-        self.yard(pool)?.choose(attempts, want.into(), &[], false, at)
+    pub fn choose(
+        &self,
+        pool: &PoolId,
+        attempts: &mut Attempts,
+        pick: impl Into<PickRequest>,
+        at: Tick,
+    ) -> Option<PickedEngine> {
+        self.live_pool(pool)?.choose(attempts, pick.into(), &[], false, at)
     }
 
     /// Predicted latency of a request of this size at the pool's best engine without other prompts ahead;
     /// `None` with too little data ([`ENOUGH`](super::ENOUGH)) or without an available
     /// engine.
     #[must_use]
-    pub fn predict(&self, pool: &PoolId, size: Size, at: Tick) -> Option<Prediction> {
-        self.yard(pool)?.inner.lock().predict(size.believable(), true, at)
+    pub fn predict(&self, pool: &PoolId, size: WorkEstimate, at: Tick) -> Option<Prediction> {
+        self.live_pool(pool)?.inner.lock().predict(size.believable(), true, at)
     }
 
     /// Output tokens after the first that 90 % of responses with this E2E target stay within; `None` with too
     /// little data.
     #[must_use]
     pub fn usual_length(&self, pool: &PoolId, limit: Duration) -> Option<u64> {
-        self.yard(pool)?.inner.lock().lengths.of(limit, USUALLY)
+        self.live_pool(pool)?.inner.lock().lengths.of(limit, USUALLY)
     }
 
     /// Prompt tokens that the engine with most of the prefix cached must still compute.
@@ -264,44 +273,44 @@ impl Fleet {
         if blocks.is_empty() {
             return prompt;
         }
-        self.yard(pool).map_or(prompt, |yard| yard.inner.lock().uncached(prompt, blocks))
+        self.live_pool(pool).map_or(prompt, |live_pool| live_pool.inner.lock().uncached(prompt, blocks))
     }
 
     /// The prefill pace of a pool (`prefill_tokens_per_engine: auto`); also updates the seats under `auto`. To
     /// be called periodically. `None` means
     /// unlimited.
     #[must_use]
-    pub fn keep_pace(&self, pool: &PoolId, at: Tick) -> Option<PrefillPace> {
-        self.yard(pool)?.inner.lock().keep_pace(at)
+    pub fn update_pace(&self, pool: &PoolId, at: Tick) -> Option<PrefillPace> {
+        self.live_pool(pool)?.inner.lock().update_pace(at)
     }
 
     /// Compares engines of pools without a queue as well. To be called periodically.
     pub fn compare_engines(&self, at: Tick) {
-        let yards: Vec<_> = self.pools.read().values().cloned().collect();
-        for yard in yards {
-            let mut inner = yard.inner.lock();
+        let live_pools: Vec<_> = self.pools.read().values().cloned().collect();
+        for live_pool in live_pools {
+            let mut inner = live_pool.inner.lock();
             if !inner.queues() {
-                let _nobody_queues = inner.keep_pace(at);
+                let _nobody_queues = inner.update_pace(at);
             }
         }
     }
 
     /// Sets the objectives that `auto` keeps in a pool.
-    pub fn hold_to(&self, pool: &PoolId, promised: Promised) {
-        if let Some(yard) = self.yard(pool) {
-            yard.inner.lock().promised = promised;
+    pub fn set_targets(&self, pool: &PoolId, targets: PoolTargets) {
+        if let Some(live_pool) = self.live_pool(pool) {
+            live_pool.inner.lock().targets = targets;
         }
     }
 
     /// Decides what follows a failed attempt, using the pool's retry budget, and applies effects on
     /// engines.
     #[must_use]
-    pub fn failed(&self, pool: &PoolId, attempts: &mut Attempts, happened: Happened, at: Tick) -> Next {
-        let Some(yard) = self.yard(pool) else { return attempts.nothing_left() };
-        let mut inner = yard.inner.lock();
+    pub fn failed(&self, pool: &PoolId, attempts: &mut Attempts, outcome: AttemptOutcome, at: Tick) -> RetryDecision {
+        let Some(live_pool) = self.live_pool(pool) else { return attempts.nothing_left() };
+        let mut inner = live_pool.inner.lock();
         inner.wake(at);
         let rest = inner.rest(attempts, at);
-        let step = attempts.next(happened, rest, at, &mut inner.budget);
+        let step = attempts.next(outcome, rest, at, &mut inner.budget);
         drop(inner);
         self.apply(pool, step.effects, attempts.tenant(), at);
         step.next
@@ -310,15 +319,15 @@ impl Fleet {
     /// Records a successful attempt: a 2xx with its first token, or with a complete head if the response is not
     /// a stream.
     pub fn succeeded(&self, pool: &PoolId, attempts: &mut Attempts, injection: Injection, at: Tick) {
-        if let Some(yard) = self.yard(pool) {
-            self.succeeded_in(&yard, attempts, injection, at);
+        if let Some(live_pool) = self.live_pool(pool) {
+            self.succeeded_in(&live_pool, attempts, injection, at);
         }
     }
 
     /// The same with the pool at hand.
-    pub fn succeeded_in(&self, yard: &Yard, attempts: &mut Attempts, injection: Injection, at: Tick) {
+    pub fn succeeded_in(&self, live_pool: &Pool, attempts: &mut Attempts, injection: Injection, at: Tick) {
         let tenant = attempts.tenant();
-        self.apply_in(yard, attempts.succeeded(injection), tenant, at);
+        self.apply_in(live_pool, attempts.succeeded(injection), tenant, at);
     }
 
     /// The request ended without a further attempt: held-back effects are applied.
@@ -329,54 +338,56 @@ impl Fleet {
     }
 
     /// Applies effects of a tenant's request on engines.
-    pub fn apply(&self, pool: &PoolId, effects: impl IntoIterator<Item = Effect>, tenant: TenantKey, at: Tick) {
-        if let Some(yard) = self.yard(pool) {
-            self.apply_in(&yard, effects, tenant, at);
+    pub fn apply(&self, pool: &PoolId, effects: impl IntoIterator<Item = EngineEffect>, tenant: TenantKey, at: Tick) {
+        if let Some(live_pool) = self.live_pool(pool) {
+            self.apply_in(&live_pool, effects, tenant, at);
         }
     }
 
-    fn apply_in(&self, yard: &Yard, effects: impl IntoIterator<Item = Effect>, tenant: TenantKey, at: Tick) {
+    fn apply_in(&self, live_pool: &Pool, effects: impl IntoIterator<Item = EngineEffect>, tenant: TenantKey, at: Tick) {
         for effect in effects {
             match effect {
-                Effect::FaultElsewhere(pool, engine) => self.apply(&pool, [Effect::Fault(engine)], tenant, at),
-                _ => yard.inner.lock().apply(&effect, tenant, at),
+                EngineEffect::FaultElsewhere(pool, engine) => {
+                    self.apply(&pool, [EngineEffect::Fault(engine)], tenant, at)
+                }
+                _ => live_pool.inner.lock().apply(&effect, tenant, at),
             }
         }
     }
 
     /// The engine sent an unrequested content coding, so bodies for it are no longer injected
     /// into.
-    pub fn answers_coded(&self, pool: &PoolId, engine: &EngineId) {
-        self.with_engine(pool, engine, |engine| engine.answers_coded());
+    pub fn mark_compressed(&self, pool: &PoolId, engine: &EngineId) {
+        self.with_engine(pool, engine, |engine| engine.mark_compressed());
     }
 
     /// Whether any engine of this pool has served `model` on this path since start.
     #[must_use]
-    pub fn has_served(&self, pool: &PoolId, endpoint: Endpoint, model: &str) -> bool {
-        self.yard(pool).is_some_and(|yard| yard.has_served(endpoint, model))
+    pub fn has_served(&self, pool: &PoolId, endpoint: ApiPath, model: &str) -> bool {
+        self.live_pool(pool).is_some_and(|live_pool| live_pool.has_served(endpoint, model))
     }
 
     /// Applies a health check. An engine that is going away loses attempts without a response, as far as others
     /// can take them.
-    pub fn checked(&self, pool: &PoolId, engine: &EngineId, checked: Checked, at: Tick) -> Option<Change> {
-        let yard = self.yard(pool)?;
-        let change = yard.inner.lock().checked(engine, checked, at);
+    pub fn checked(&self, pool: &PoolId, engine: &EngineId, checked: ProbeResult, at: Tick) -> Option<HealthChange> {
+        let live_pool = self.live_pool(pool)?;
+        let change = live_pool.inner.lock().checked(engine, checked, at);
         if checked.is_departure() {
-            yard.departs(engine);
+            live_pool.departs(engine);
         }
         change
     }
 
     /// Applies an engine's metrics.
-    pub fn reported(&self, pool: &PoolId, engine: &EngineId, report: Report, at: Tick) {
-        if let Some(yard) = self.yard(pool) {
-            yard.inner.lock().reported(engine, report, at);
+    pub fn reported(&self, pool: &PoolId, engine: &EngineId, report: EngineMetrics, at: Tick) {
+        if let Some(live_pool) = self.live_pool(pool) {
+            live_pool.inner.lock().reported(engine, report, at);
         }
     }
 
     /// Applies an engine's list of models.
     pub fn lists_models(&self, pool: &PoolId, engine: &EngineId, models: Vec<Arc<str>>) {
-        let Some(yard) = self.yard(pool) else { return };
+        let Some(live_pool) = self.live_pool(pool) else { return };
         let is_news = |engine: &mut Engine| {
             engine.asked_for_models = true;
             let is_news = *engine.models != *models;
@@ -385,8 +396,8 @@ impl Fleet {
             }
             is_news
         };
-        if yard.with_engine(engine, is_news) == Some(true) {
-            yard.relist();
+        if live_pool.with_engine(engine, is_news) == Some(true) {
+            live_pool.relist();
         }
     }
 
@@ -399,8 +410,8 @@ impl Fleet {
     /// all.
     #[must_use]
     pub fn model_card(&self, pool: &PoolId, model: &str) -> Option<ModelCard> {
-        let yard = self.yard(pool)?;
-        let inner = yard.inner.lock();
+        let live_pool = self.live_pool(pool)?;
+        let inner = live_pool.inner.lock();
         let cards = inner.present().flat_map(|(_, engine)| engine.cards.iter());
         let cards = cards.filter(|(name, _)| **name == *model).map(|(_, card)| card.clone());
         cards.reduce(|first, other| {
@@ -412,21 +423,21 @@ impl Fleet {
     /// The models listed by a pool's engines, sorted, without duplicates.
     #[must_use]
     pub fn models(&self, pool: &PoolId) -> Vec<Arc<str>> {
-        let list = |yard: Arc<Yard>| {
-            let inner = yard.inner.lock();
+        let list = |live_pool: Arc<Pool>| {
+            let inner = live_pool.inner.lock();
             let mut models: Vec<_> = inner.present().flat_map(|(_, engine)| engine.models.iter().cloned()).collect();
             models.sort();
             models.dedup();
             models
         };
-        self.yard(pool).map(list).unwrap_or_default()
+        self.live_pool(pool).map(list).unwrap_or_default()
     }
 
     /// The same; `None` until every engine has been asked.
     #[must_use]
     pub fn all_models(&self, pool: &PoolId) -> Option<Vec<Arc<str>>> {
-        let yard = self.yard(pool)?;
-        let inner = yard.inner.lock();
+        let live_pool = self.live_pool(pool)?;
+        let inner = live_pool.inner.lock();
         let all_asked = inner.present().all(|(_, engine)| engine.asked_for_models);
         drop(inner);
         all_asked.then(|| self.models(pool))
@@ -446,7 +457,7 @@ impl Fleet {
         may_empty: bool,
         at: Tick,
     ) -> Result<EngineView, DrainError> {
-        self.yard(pool).ok_or(DrainError::UnknownPool)?.drain(engine, length, may_empty, at)
+        self.live_pool(pool).ok_or(DrainError::UnknownPool)?.drain(engine, length, may_empty, at)
     }
 
     /// An operator puts a drained engine back.
@@ -454,32 +465,32 @@ impl Fleet {
     /// # Errors
     /// There is no such engine.
     pub fn put_back(&self, pool: &PoolId, engine: &EngineId, at: Tick) -> Result<EngineView, DrainError> {
-        self.yard(pool).ok_or(DrainError::UnknownPool)?.put_back(engine, at)
+        self.live_pool(pool).ok_or(DrainError::UnknownPool)?.put_back(engine, at)
     }
 
     /// The status of all pools and engines, by name. Removed engines stay for ten minutes.
     #[must_use]
     pub fn view(&self, at: Tick) -> Vec<PoolView> {
-        let yards: Vec<_> = self.pools.read().values().cloned().collect();
-        let mut views: Vec<_> = yards.iter().filter_map(|yard| yard.view(at)).collect();
+        let live_pools: Vec<_> = self.pools.read().values().cloned().collect();
+        let mut views: Vec<_> = live_pools.iter().filter_map(|live_pool| live_pool.view(at)).collect();
         views.sort_by(|a, b| a.pool.cmp(&b.pool));
         views
     }
 
     /// A pool, for repeated use.
     #[must_use]
-    pub fn yard(&self, pool: &PoolId) -> Option<Arc<Yard>> {
+    pub fn live_pool(&self, pool: &PoolId) -> Option<Arc<Pool>> {
         self.pools.read().get(pool).cloned()
     }
 
     fn with_engine(&self, pool: &PoolId, engine: &EngineId, note: impl FnOnce(&mut Engine)) {
-        if let Some(yard) = self.yard(pool) {
-            yard.with_engine(engine, note);
+        if let Some(live_pool) = self.live_pool(pool) {
+            live_pool.with_engine(engine, note);
         }
     }
 }
 
-impl Yard {
+impl Pool {
     /// Picks the best engine that these attempts have not tried, and assigns the work. `None` if no such engine
     /// can take requests. `begins`: a new request in this pool, which extends its retry
     /// budget.
@@ -489,43 +500,43 @@ impl Yard {
     pub fn choose(
         self: &Arc<Self>,
         attempts: &mut Attempts,
-        want: Want,
+        pick: PickRequest,
         blocks: &[u64],
         begins: bool,
         at: Tick,
-    ) -> Option<Choice> {
-        let want = Want { size: want.size.believable(), ..want };
+    ) -> Option<PickedEngine> {
+        let pick = PickRequest { size: pick.size.believable(), ..pick };
         let mut inner = self.inner.lock();
         if begins {
             inner.budget.request(at);
         }
         inner.wake(at);
-        let place = inner.place_for(&want, blocks, attempts, at)?;
+        let place = inner.place_for(&pick, blocks, attempts, at)?;
         let engine = inner.engines[place].as_mut().expect("the tree names only places that are taken");
-        let expected = engine.prefixes.tokens(engine.prefixes.held(blocks)).min(want.size.prefill);
-        let prompt = want.size.prefill;
-        let size = Size { prefill: prompt.less(engine.cached(prompt, blocks)), ..want.size };
-        let situation = engine.situation(size, at);
+        let expected = engine.prefixes.tokens(engine.prefixes.held(blocks)).min(pick.size.prefill);
+        let prompt = pick.size.prefill;
+        let size = WorkEstimate { prefill: prompt.less(engine.cached(prompt, blocks)), ..pick.size };
+        let snapshot = engine.snapshot(size, at);
         let tries = inner.begin(place, size, at);
         let engine = inner.engines[place].as_ref().expect("it was there a line ago");
         attempts.begin(engine.id.clone());
-        let work = Box::new(Work {
-            yard: Arc::clone(self),
+        let work = Box::new(WorkGuard {
+            live_pool: Arc::clone(self),
             place,
             left: size,
-            prefix: Prefix { prompt, blocks: blocks.into(), expected },
+            prefix: PromptPrefixBlocks { prompt, blocks: blocks.into(), expected },
             tries,
-            situation,
+            snapshot,
             dispatched: at,
-            aims: want.aims,
-            whole: want.whole,
-            spent: want.spent,
+            targets: pick.targets,
+            whole: pick.whole,
+            spent: pick.spent,
             first: None,
             latency: engine.latency.clone(),
             signals: engine.signals.clone(),
             is_over: false,
         });
-        let choice = Choice {
+        let choice = PickedEngine {
             engine: engine.id.clone(),
             address: engine.address.clone(),
             host: engine.host.clone(),
@@ -539,12 +550,12 @@ impl Yard {
     }
 }
 
-impl Work {
+impl WorkGuard {
     /// Records the first token, so the prompt is computed.
     pub fn first_token(&mut self, at: Tick) {
         if self.first.is_none() {
             let prompt = std::mem::take(&mut self.left.prefill);
-            let mut inner = self.yard.inner.lock();
+            let mut inner = self.live_pool.inner.lock();
             let reading = inner.first_token(self.place, prompt, at);
             if !self.prefix.blocks.is_empty() {
                 let rest = self.prefix.prompt.less(Tokens(BLOCK_TOKENS * self.prefix.blocks.len() as u64));
@@ -556,13 +567,13 @@ impl Work {
     }
 
     /// Records that its engine has served `model` on this path.
-    pub fn note_served(&self, endpoint: Endpoint, model: &str) {
-        self.yard.note_served(endpoint, model);
+    pub fn note_served(&self, endpoint: ApiPath, model: &str) {
+        self.live_pool.note_served(endpoint, model);
     }
 
     /// Signals of its engine.
     #[must_use]
-    pub const fn signals(&self) -> &Arc<Signals> {
+    pub const fn signals(&self) -> &Arc<EngineSignals> {
         &self.signals
     }
 
@@ -576,29 +587,29 @@ impl Work {
     /// before.
     #[must_use]
     pub fn time_to_read(&self) -> Duration {
-        self.latency.lock().time_to_read(&self.situation)
+        self.latency.lock().time_to_read(&self.snapshot)
     }
 
     /// The learned prediction for it; `None` with too little data.
     #[must_use]
     pub fn prediction(&self) -> Option<Prediction> {
-        self.latency.lock().predict(&self.situation)
+        self.latency.lock().predict(&self.snapshot)
     }
 
     /// Learns from a complete response, outside of the pool's
     /// lock.
-    pub fn learned(mut self: Box<Self>, lesson: &Lesson, at: Tick) {
+    pub fn learned(mut self: Box<Self>, sample: &LatencySample, at: Tick) {
         self.is_over = true;
-        let mut inner = self.yard.inner.lock();
+        let mut inner = self.live_pool.inner.lock();
         let ran = inner.read_counters(self.place, at);
         inner.end(self.place, self.left, self.first.is_some(), self.tries);
         if inner.queues() {
-            inner.note_outcome(lesson, &self.aims, self.whole, self.spent, at);
+            inner.note_outcome(sample, &self.targets, self.whole, self.spent, at);
         }
         drop(inner);
-        let further = self.pace_of(lesson, at).zip(self.first.zip(ran)).map(|(tpot, ((began, first), last))| {
+        let further = self.pace_of(sample, at).zip(self.first.zip(ran)).map(|(tpot, ((began, first), last))| {
             let elapsed = at.since(began).as_secs_f64();
-            let steps = Steps {
+            let steps = DecodeSteps {
                 // Derived from times, because output tokens may be of several choices.
                 further: (elapsed / tpot.as_secs_f64().max(1e-6)).round().max(1.0) as u64,
                 batch: (last.sequences - first.sequences) / elapsed.max(1e-6),
@@ -608,17 +619,17 @@ impl Work {
         });
         let times = (!self.prefix.blocks.is_empty()).then(|| {
             let latency = self.latency.lock();
-            let miss = Situation { prompt: self.prefix.prompt, ..self.situation };
-            let hit = Situation { prompt: self.prefix.prompt.less(self.prefix.expected), ..self.situation };
+            let miss = LoadSnapshot { prompt: self.prefix.prompt, ..self.snapshot };
+            let hit = LoadSnapshot { prompt: self.prefix.prompt.less(self.prefix.expected), ..self.snapshot };
             latency.predict(&hit).zip(latency.predict(&miss)).map(|(hit, miss)| (hit.ttft, miss.ttft))
         });
-        if further.is_none() && lesson.ttft.is_none() && times.is_none() {
+        if further.is_none() && sample.ttft.is_none() && times.is_none() {
             // A short answer in one piece.
             return;
         }
         let learn = |latency: &mut Latency| {
-            if let Some(ttft) = lesson.ttft {
-                latency.first_token(&self.situation, ttft);
+            if let Some(ttft) = sample.ttft {
+                latency.first_token(&self.snapshot, ttft);
             }
             if let Some((steps, tpot)) = &further {
                 latency.further_tokens(steps, *tpot, at);
@@ -631,17 +642,17 @@ impl Work {
         if is_known && times.is_none() {
             return;
         }
-        let mut inner = self.yard.inner.lock();
+        let mut inner = self.live_pool.inner.lock();
         if !is_known {
             learn(&mut inner.common);
         }
         if times.is_some() {
-            let (output, prefix) = (Tokens(lesson.further + 1), &self.prefix);
+            let (output, prefix) = (Tokens(sample.further + 1), &self.prefix);
             inner.learned_prefix(
                 self.place,
                 prefix.expected,
-                lesson.cached,
-                times.flatten().zip(lesson.ttft),
+                sample.cached,
+                times.flatten().zip(sample.ttft),
                 output,
                 at,
             );
@@ -649,27 +660,27 @@ impl Work {
     }
 }
 
-impl Work {
+impl WorkGuard {
     /// TPOT as observed; for a long non-streaming response the time after its estimated prefill, per
     /// token.
-    fn pace_of(&self, lesson: &Lesson, at: Tick) -> Option<Duration> {
-        if lesson.ttft.is_some() {
-            return lesson.tpot;
+    fn pace_of(&self, sample: &LatencySample, at: Tick) -> Option<Duration> {
+        if sample.ttft.is_some() {
+            return sample.tpot;
         }
-        let further = u32::try_from(lesson.further).ok().filter(|further| *further >= LONG_WHOLE)?;
+        let further = u32::try_from(sample.further).ok().filter(|further| *further >= LONG_WHOLE)?;
         Some(at.since(self.first?.0) / further)
     }
 }
 
-impl Drop for Work {
+impl Drop for WorkGuard {
     fn drop(&mut self) {
         if !self.is_over {
-            self.yard.inner.lock().end(self.place, self.left, self.first.is_some(), self.tries);
+            self.live_pool.inner.lock().end(self.place, self.left, self.first.is_some(), self.tries);
         }
     }
 }
 
 #[cfg(test)]
-mod orders;
+mod interleavings;
 #[cfg(test)]
 mod tests;

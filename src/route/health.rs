@@ -6,15 +6,15 @@
 //! alone returns with the first of these; one that refused or reported an error only with a
 //! successful check.
 
-use crate::units::Tick;
+use crate::types::Tick;
 
 /// Result of a health check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checked {
+pub enum ProbeResult {
     /// A 2xx or 3xx response.
-    Well,
+    Healthy,
     /// An error response.
-    Unwell {
+    Unhealthy {
         /// Its status.
         status: u16,
     },
@@ -24,12 +24,12 @@ pub enum Checked {
     NoAnswer,
 }
 
-impl Checked {
+impl ProbeResult {
     /// Whether it means that the engine is going away and may never answer its open requests. Silence does
     /// not.
     #[must_use]
     pub const fn is_departure(self) -> bool {
-        matches!(self, Checked::Refused | Checked::Unwell { status: 503 })
+        matches!(self, ProbeResult::Refused | ProbeResult::Unhealthy { status: 503 })
     }
 }
 
@@ -59,7 +59,7 @@ pub enum Health {
 
 /// Effect of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum HealthChange {
     /// The engine is available again.
     CameUp,
     /// The engine is taken out.
@@ -78,24 +78,26 @@ impl Health {
 
     /// Applies a check. `last_alive`: the engine's last sign of life in responses.
     #[must_use]
-    pub fn note(&mut self, checked: Checked, last_alive: Option<Tick>, at: Tick) -> Option<Change> {
+    pub fn note(&mut self, checked: ProbeResult, last_alive: Option<Tick>, at: Tick) -> Option<HealthChange> {
         let was_up = self.is_up();
         let lives_since = |since: Tick| last_alive.is_some_and(|alive| alive >= since);
         *self = match (checked, *self) {
-            (Checked::Well, _) => Health::Up,
-            (Checked::Unwell { .. } | Checked::Refused, _) | (Checked::NoAnswer, Health::Down) => Health::Down,
-            (Checked::NoAnswer, Health::Silent { since }) if !lives_since(since) => Health::Silent { since: at },
-            (Checked::NoAnswer, Health::Doubtful { missed, since }) if !lives_since(since) => {
+            (ProbeResult::Healthy, _) => Health::Up,
+            (ProbeResult::Unhealthy { .. } | ProbeResult::Refused, _) | (ProbeResult::NoAnswer, Health::Down) => {
+                Health::Down
+            }
+            (ProbeResult::NoAnswer, Health::Silent { since }) if !lives_since(since) => Health::Silent { since: at },
+            (ProbeResult::NoAnswer, Health::Doubtful { missed, since }) if !lives_since(since) => {
                 match missed + 1 >= Self::MISSES {
                     true => Health::Silent { since: at },
                     false => Health::Doubtful { missed: missed + 1, since },
                 }
             }
-            (Checked::NoAnswer, _) => Health::Doubtful { missed: 1, since: at },
+            (ProbeResult::NoAnswer, _) => Health::Doubtful { missed: 1, since: at },
         };
         match (was_up, self.is_up()) {
-            (false, true) => Some(Change::CameUp),
-            (true, false) => Some(Change::WentDown),
+            (false, true) => Some(HealthChange::CameUp),
+            (true, false) => Some(HealthChange::WentDown),
             _ => None,
         }
     }
@@ -114,7 +116,7 @@ mod tests {
         let mut health = Health::Up;
         for second in 1..100 {
             let last_well = Some(sec(second - 1));
-            assert_eq!(health.note(Checked::NoAnswer, last_well, sec(second)), None);
+            assert_eq!(health.note(ProbeResult::NoAnswer, last_well, sec(second)), None);
         }
         assert!(health.is_up());
     }
@@ -123,38 +125,38 @@ mod tests {
     fn three_unanswered_checks_and_no_success_are_death() {
         let mut health = Health::Up;
         let last_well = Some(sec(0));
-        assert_eq!(health.note(Checked::NoAnswer, last_well, sec(2)), None);
-        assert_eq!(health.note(Checked::NoAnswer, last_well, sec(4)), None);
-        assert_eq!(health.note(Checked::NoAnswer, last_well, sec(6)), Some(Change::WentDown));
-        assert_eq!(health.note(Checked::NoAnswer, last_well, sec(8)), None);
-        assert_eq!(health.note(Checked::Well, last_well, sec(10)), Some(Change::CameUp));
+        assert_eq!(health.note(ProbeResult::NoAnswer, last_well, sec(2)), None);
+        assert_eq!(health.note(ProbeResult::NoAnswer, last_well, sec(4)), None);
+        assert_eq!(health.note(ProbeResult::NoAnswer, last_well, sec(6)), Some(HealthChange::WentDown));
+        assert_eq!(health.note(ProbeResult::NoAnswer, last_well, sec(8)), None);
+        assert_eq!(health.note(ProbeResult::Healthy, last_well, sec(10)), Some(HealthChange::CameUp));
     }
 
     #[test]
     fn silence_that_took_an_engine_out_ends_with_its_next_sign_of_life() {
         let mut health = Health::Up;
-        let changes = [2, 4, 6, 8].map(|second| health.note(Checked::NoAnswer, None, sec(second)));
-        assert_eq!(changes, [None, None, Some(Change::WentDown), None]);
-        assert_eq!(health.note(Checked::NoAnswer, Some(sec(7)), sec(10)), None, "older than the last look");
-        assert_eq!(health.note(Checked::NoAnswer, Some(sec(11)), sec(12)), Some(Change::CameUp));
+        let changes = [2, 4, 6, 8].map(|second| health.note(ProbeResult::NoAnswer, None, sec(second)));
+        assert_eq!(changes, [None, None, Some(HealthChange::WentDown), None]);
+        assert_eq!(health.note(ProbeResult::NoAnswer, Some(sec(7)), sec(10)), None, "older than the last look");
+        assert_eq!(health.note(ProbeResult::NoAnswer, Some(sec(11)), sec(12)), Some(HealthChange::CameUp));
         let mut refused = Health::Up;
-        assert_eq!(refused.note(Checked::Refused, None, sec(1)), Some(Change::WentDown));
-        assert_eq!(refused.note(Checked::NoAnswer, Some(sec(2)), sec(3)), None, "it finishes what it has");
+        assert_eq!(refused.note(ProbeResult::Refused, None, sec(1)), Some(HealthChange::WentDown));
+        assert_eq!(refused.note(ProbeResult::NoAnswer, Some(sec(2)), sec(3)), None, "it finishes what it has");
     }
 
     #[test]
     fn only_a_refusal_and_a_503_say_that_an_engine_leaves() {
-        assert!(Checked::Refused.is_departure() && Checked::Unwell { status: 503 }.is_departure());
-        for checked in [Checked::Well, Checked::NoAnswer, Checked::Unwell { status: 500 }] {
+        assert!(ProbeResult::Refused.is_departure() && ProbeResult::Unhealthy { status: 503 }.is_departure());
+        for checked in [ProbeResult::Healthy, ProbeResult::NoAnswer, ProbeResult::Unhealthy { status: 500 }] {
             assert!(!checked.is_departure(), "{checked:?}");
         }
     }
 
     #[test]
     fn a_refused_connection_and_a_bad_answer_are_death_at_once() {
-        for checked in [Checked::Refused, Checked::Unwell { status: 503 }] {
+        for checked in [ProbeResult::Refused, ProbeResult::Unhealthy { status: 503 }] {
             let mut health = Health::Unknown;
-            assert_eq!(health.note(checked, Some(sec(1)), sec(1)), Some(Change::WentDown));
+            assert_eq!(health.note(checked, Some(sec(1)), sec(1)), Some(HealthChange::WentDown));
             assert!(!health.is_up());
         }
     }

@@ -40,14 +40,14 @@
 
 use std::time::Duration;
 
-use crate::units::{Tick, Tokens};
+use crate::types::{Tick, Tokens};
 
 /// Responses needed before an engine's own model is used.
 pub const ENOUGH: u32 = 32;
 
 /// Conditions of a request at dispatch, itself included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Situation {
+pub struct LoadSnapshot {
     /// The request's prompt.
     pub prompt: Tokens,
     /// Prompt tokens of earlier requests without a first token.
@@ -60,7 +60,7 @@ pub struct Situation {
 
 /// Reference conditions for comparing engines.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Usual {
+pub struct TypicalRequest {
     /// Prompt of a request.
     pub prompt: Tokens,
     /// Number of requests, this one included.
@@ -80,7 +80,7 @@ pub struct Prediction {
 
 /// Latency targets from dispatch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Aims {
+pub struct SloTargets {
     /// TTFT.
     pub ttft: Option<Duration>,
     /// TPOT.
@@ -89,21 +89,21 @@ pub struct Aims {
     pub e2e: Option<Duration>,
 }
 
-impl Aims {
+impl SloTargets {
     /// No targets.
-    pub const NONE: Aims = Aims { ttft: None, tpot: None, e2e: None };
+    pub const NONE: SloTargets = SloTargets { ttft: None, tpot: None, e2e: None };
 
     /// The targets left after this much time.
     #[must_use]
-    pub fn after(self, spent: Duration) -> Aims {
+    pub fn after(self, spent: Duration) -> SloTargets {
         let left = |limit: Option<Duration>| limit.map(|limit| limit.saturating_sub(spent));
-        Aims { ttft: left(self.ttft), tpot: self.tpot, e2e: left(self.e2e) }
+        SloTargets { ttft: left(self.ttft), tpot: self.tpot, e2e: left(self.e2e) }
     }
 }
 
 /// Measured latency of a response, from dispatch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lesson {
+pub struct LatencySample {
     /// TTFT.
     pub ttft: Option<Duration>,
     /// TPOT.
@@ -119,7 +119,7 @@ pub struct Lesson {
 /// Recent prediction errors relative to the measured value; `None` before any
 /// prediction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Errors {
+pub struct PredictionErrors {
     /// Of TTFT.
     pub ttft: Option<f64>,
     /// Of TPOT.
@@ -128,7 +128,7 @@ pub struct Errors {
 
 /// The steps of a response, from its first to its last token.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Steps {
+pub struct DecodeSteps {
     /// Tokens after the first.
     pub further: u64,
     /// Mean number of running sequences, this one included.
@@ -137,7 +137,7 @@ pub struct Steps {
     pub prompt: f64,
 }
 
-impl Steps {
+impl DecodeSteps {
     /// Thousands of prompt tokens per step.
     fn prompt_per_step(&self) -> f64 {
         self.prompt / self.further.max(1) as f64 / 1000.0
@@ -177,8 +177,8 @@ impl StepTime {
 /// The latency model of one engine.
 #[derive(Clone, Debug)]
 pub struct Latency {
-    ttft: Model<4>,
-    step: Model<3>,
+    ttft: LinearModel<4>,
+    step: LinearModel<3>,
     /// Recent thousands of prompt tokens per step.
     prompt_per_step: f64,
     confirmed_at: Tick,
@@ -203,8 +203,8 @@ const SHORTEST_STEP: Duration = Duration::from_micros(100);
 impl Default for Latency {
     fn default() -> Self {
         Latency {
-            ttft: Model::new(TTFT_AT_FIRST),
-            step: Model::new(STEP_AT_FIRST),
+            ttft: LinearModel::new(TTFT_AT_FIRST),
+            step: LinearModel::new(STEP_AT_FIRST),
             prompt_per_step: 0.0,
             confirmed_at: Tick::ZERO,
         }
@@ -213,12 +213,12 @@ impl Default for Latency {
 
 impl Latency {
     /// Learns that a first token took this long after dispatch under these conditions.
-    pub fn first_token(&mut self, situation: &Situation, took: Duration) {
-        self.ttft.learn(&situation.before_the_first_token(), took.as_secs_f64(), 1.0);
+    pub fn first_token(&mut self, snapshot: &LoadSnapshot, took: Duration) {
+        self.ttft.learn(&snapshot.before_the_first_token(), took.as_secs_f64(), 1.0);
     }
 
     /// Learns that tokens after the first took `each`, until this moment.
-    pub fn further_tokens(&mut self, steps: &Steps, each: Duration, at: Tick) {
+    pub fn further_tokens(&mut self, steps: &DecodeSteps, each: Duration, at: Tick) {
         if each < SHORTEST_STEP || steps.further == 0 || !steps.batch.is_finite() || !steps.prompt.is_finite() {
             return;
         }
@@ -253,23 +253,23 @@ impl Latency {
 
     /// Predicted TTFT, with initial coefficients before enough data.
     #[must_use]
-    pub fn time_to_read(&self, situation: &Situation) -> Duration {
-        seconds(self.ttft.value(&situation.before_the_first_token()))
+    pub fn time_to_read(&self, snapshot: &LoadSnapshot) -> Duration {
+        seconds(self.ttft.value(&snapshot.before_the_first_token()))
     }
 
     /// Predicted latency; `None` with too little data.
     #[must_use]
-    pub fn predict(&self, situation: &Situation) -> Option<Prediction> {
-        let ttft = self.ttft.estimate(&situation.before_the_first_token())?;
-        let tpot = self.step.estimate(&self.step_of(situation.batch))?;
+    pub fn predict(&self, snapshot: &LoadSnapshot) -> Option<Prediction> {
+        let ttft = self.ttft.estimate(&snapshot.before_the_first_token())?;
+        let tpot = self.step.estimate(&self.step_of(snapshot.batch))?;
         Some(Prediction { ttft: seconds(ttft), tpot: seconds(tpot) })
     }
 
     /// Predicted latency without other prompts ahead: the request's own service
     /// time.
     #[must_use]
-    pub fn predict_unhindered(&self, situation: &Situation) -> Option<Prediction> {
-        self.predict(&Situation { prefill: Tokens::ZERO, ..*situation })
+    pub fn predict_unhindered(&self, snapshot: &LoadSnapshot) -> Option<Prediction> {
+        self.predict(&LoadSnapshot { prefill: Tokens::ZERO, ..*snapshot })
     }
 
     /// The learned step time; `None` with too little data.
@@ -282,9 +282,9 @@ impl Latency {
     /// Step time and unhindered TTFT under reference conditions, seconds; `None` with too little
     /// data.
     #[must_use]
-    pub fn service(&self, usual: &Usual) -> Option<(f64, f64)> {
+    pub fn service(&self, usual: &TypicalRequest) -> Option<(f64, f64)> {
         let step = self.step.estimate(&[1.0, f64::from(usual.batch), usual.prompt_per_step / 1000.0])?;
-        let alone = Situation { prompt: usual.prompt, batch: usual.batch, ..Situation::default() };
+        let alone = LoadSnapshot { prompt: usual.prompt, batch: usual.batch, ..LoadSnapshot::default() };
         Some((step, self.ttft.estimate(&alone.before_the_first_token())?))
     }
 
@@ -311,21 +311,21 @@ impl Latency {
     /// engine.
     #[must_use]
     pub fn alone(&self, prompt: Tokens, further: u64) -> Option<Duration> {
-        let situation = Situation { prompt, batch: 1, ..Situation::default() };
-        let ttft = self.ttft.estimate(&situation.before_the_first_token())?;
+        let snapshot = LoadSnapshot { prompt, batch: 1, ..LoadSnapshot::default() };
+        let ttft = self.ttft.estimate(&snapshot.before_the_first_token())?;
         let pace = self.step.estimate(&[1.0, 1.0, 0.0])?;
         Some(seconds(ttft + pace * further as f64))
     }
 
     /// Recent prediction errors.
     #[must_use]
-    pub fn errors(&self) -> Errors {
+    pub fn errors(&self) -> PredictionErrors {
         let error = |off: f64, seen: u32| (seen > ENOUGH).then(|| off.exp_m1());
-        Errors { ttft: error(self.ttft.off, self.ttft.seen), tpot: error(self.step.off, self.step.seen) }
+        PredictionErrors { ttft: error(self.ttft.off, self.ttft.seen), tpot: error(self.step.off, self.step.seen) }
     }
 }
 
-impl Situation {
+impl LoadSnapshot {
     fn before_the_first_token(&self) -> [f64; 4] {
         let thousands = |tokens: Tokens| tokens.0 as f64 / 1000.0;
         [1.0, thousands(self.prompt), thousands(self.prefill), f64::from(self.batch)]
@@ -371,7 +371,7 @@ const LEAST_KNOWN: f64 = 1e-6;
 
 /// A linear model with non-negative coefficients.
 #[derive(Clone, Debug)]
-struct Model<const N: usize> {
+struct LinearModel<const N: usize> {
     /// Units of the coefficients: their initial values.
     unit: [f64; N],
     coefficients: [f64; N],
@@ -386,11 +386,11 @@ struct Model<const N: usize> {
     off: f64,
 }
 
-impl<const N: usize> Model<N> {
+impl<const N: usize> LinearModel<N> {
     fn new(unit: [f64; N]) -> Self {
         let mut known = [[0.0; N]; N];
         (0..N).for_each(|i| known[i][i] = KNOWN_AT_FIRST);
-        Model { unit, coefficients: [1.0; N], known, seen: 0, spread: SPREAD.0, lean: 0.0, off: OFF_AT_FIRST }
+        LinearModel { unit, coefficients: [1.0; N], known, seen: 0, spread: SPREAD.0, lean: 0.0, off: OFF_AT_FIRST }
     }
 
     fn value(&self, given: &[f64; N]) -> f64 {
@@ -522,16 +522,16 @@ mod tests {
             Truth { chance: StdRng::seed_from_u64(seed), noise: 0.1, slower: 1.0 }
         }
 
-        fn situation(&mut self) -> Situation {
+        fn snapshot(&mut self) -> LoadSnapshot {
             let mut tokens = |most| Tokens(self.chance.random_range(0..most));
             let (prompt, prefill, decode) = (tokens(4_000), tokens(20_000), tokens(30_000));
-            Situation { prompt, prefill, decode, batch: self.chance.random_range(1..100) }
+            LoadSnapshot { prompt, prefill, decode, batch: self.chance.random_range(1..100) }
         }
 
-        fn steps(&mut self) -> Steps {
+        fn steps(&mut self) -> DecodeSteps {
             let further = self.chance.random_range(30..400);
             let per_step = self.chance.random_range(0.0..400.0);
-            Steps { further, batch: self.chance.random_range(1.0..100.0), prompt: per_step * further as f64 }
+            DecodeSteps { further, batch: self.chance.random_range(1.0..100.0), prompt: per_step * further as f64 }
         }
 
         fn noisy(&mut self, seconds: f64) -> Duration {
@@ -539,22 +539,22 @@ mod tests {
             Duration::from_secs_f64(seconds * self.slower * factor)
         }
 
-        fn ttft(situation: &Situation) -> f64 {
-            let [_, prompt, prefill, batch] = situation.before_the_first_token();
+        fn ttft(snapshot: &LoadSnapshot) -> f64 {
+            let [_, prompt, prefill, batch] = snapshot.before_the_first_token();
             0.05 + 0.25 * prompt + 0.2 * prefill + 0.004 * batch
         }
 
         const STEP: StepTime = StepTime { base: 0.02, per_sequence: 0.0006, per_prompt_token: 0.000_1 };
 
-        fn tpot(steps: &Steps) -> f64 {
+        fn tpot(steps: &DecodeSteps) -> f64 {
             Truth::STEP.decode(steps.batch) + Truth::STEP.per_prompt_token * 1000.0 * steps.prompt_per_step()
         }
 
         fn teach(&mut self, latency: &mut Latency, answers: u32) {
             for _ in 0..answers {
-                let situation = self.situation();
-                let ttft = self.noisy(Truth::ttft(&situation));
-                latency.first_token(&situation, ttft);
+                let snapshot = self.snapshot();
+                let ttft = self.noisy(Truth::ttft(&snapshot));
+                latency.first_token(&snapshot, ttft);
                 let steps = self.steps();
                 let tpot = self.noisy(Truth::tpot(&steps));
                 latency.further_tokens(&steps, tpot, Tick::ZERO);
@@ -571,10 +571,10 @@ mod tests {
             let off = |is: f64, ought: f64| (is / ought).ln().abs();
             let step = latency.step_time().unwrap();
             let one = |_| {
-                let (situation, steps) = (self.situation(), self.steps());
-                let ttft = latency.predict(&situation).unwrap().ttft.as_secs_f64();
+                let (snapshot, steps) = (self.snapshot(), self.steps());
+                let ttft = latency.predict(&snapshot).unwrap().ttft.as_secs_f64();
                 let tpot = step.decode(steps.batch) + step.per_prompt_token * 1000.0 * steps.prompt_per_step();
-                let of_ttft = off(ttft, self.slower * Truth::ttft(&situation));
+                let of_ttft = off(ttft, self.slower * Truth::ttft(&snapshot));
                 of_ttft.max(off(tpot, self.slower * Truth::tpot(&steps)))
             };
             (0..100).map(one).collect()
@@ -585,12 +585,12 @@ mod tests {
     fn with_little_data_there_is_no_prediction() {
         let (mut latency, mut truth) = (Latency::default(), Truth::new(1));
         truth.teach(&mut latency, ENOUGH - 1);
-        assert_eq!(latency.predict(&Situation::default()), None);
+        assert_eq!(latency.predict(&LoadSnapshot::default()), None);
         assert_eq!((latency.step_time(), latency.prefill_speed()), (None, None));
         assert_eq!(latency.alone(Tokens(100), 10), None);
-        assert_eq!(latency.errors(), Errors::default());
+        assert_eq!(latency.errors(), PredictionErrors::default());
         truth.teach(&mut latency, 2);
-        assert!(latency.predict(&Situation::default()).is_some());
+        assert!(latency.predict(&LoadSnapshot::default()).is_some());
         assert!(latency.step_time().is_some() && latency.prefill_speed().is_some());
         assert!(latency.errors().ttft.is_some() && latency.errors().tpot.is_some());
     }
@@ -631,7 +631,7 @@ mod tests {
         let alone = latency.alone(Tokens(1_000), 100).unwrap().as_secs_f64();
         let expected = 0.05 + 0.25 + 0.004 + 100.0 * 0.0206;
         assert!((alone / expected).ln().abs() < 0.1, "{alone} {expected}");
-        let busy = Situation { prompt: Tokens(1_000), prefill: Tokens(5_000), batch: 10, ..Situation::default() };
+        let busy = LoadSnapshot { prompt: Tokens(1_000), prefill: Tokens(5_000), batch: 10, ..LoadSnapshot::default() };
         let (seen, unhindered) = (latency.predict(&busy).unwrap(), latency.predict_unhindered(&busy).unwrap());
         let ahead = seen.ttft.saturating_sub(unhindered.ttft);
         assert!(ahead.abs_diff(Duration::from_secs(1)) < Duration::from_millis(150), "{ahead:?}");
@@ -674,8 +674,8 @@ mod tests {
             let (mut latency, mut truth) = (Latency::default(), Truth::new(seed));
             for _ in 0..40 {
                 truth.teach(&mut latency, 19);
-                let (situation, steps) = (truth.situation(), truth.steps());
-                latency.first_token(&situation, Duration::from_secs(300));
+                let (snapshot, steps) = (truth.snapshot(), truth.steps());
+                latency.first_token(&snapshot, Duration::from_secs(300));
                 latency.further_tokens(&steps, Duration::from_secs(30), Tick::ZERO);
             }
             let worst = truth.worst(&latency);
@@ -687,8 +687,8 @@ mod tests {
     fn a_long_time_of_the_same_forgets_nothing_else() {
         let (mut latency, mut truth) = (Latency::default(), Truth::new(5));
         truth.teach(&mut latency, 500);
-        let night = Situation { prompt: Tokens(100), batch: 1, ..Situation::default() };
-        let alone = Steps { further: 100, batch: 1.0, prompt: 0.0 };
+        let night = LoadSnapshot { prompt: Tokens(100), batch: 1, ..LoadSnapshot::default() };
+        let alone = DecodeSteps { further: 100, batch: 1.0, prompt: 0.0 };
         for _ in 0..20_000 {
             let ttft = truth.noisy(Truth::ttft(&night));
             latency.first_token(&night, ttft);
@@ -710,7 +710,7 @@ mod tests {
         for _ in 0..100 {
             truth.teach(&mut latency, 1);
             let steps = truth.steps();
-            let odd = Steps { further, prompt: steps.prompt / steps.further as f64 * further as f64, ..steps };
+            let odd = DecodeSteps { further, prompt: steps.prompt / steps.further as f64 * further as f64, ..steps };
             latency.further_tokens(&odd, Duration::from_secs_f64(3.0 * Truth::tpot(&odd)), Tick::ZERO);
         }
         let step = latency.step_time().unwrap();
@@ -733,7 +733,7 @@ mod tests {
             truth.teach(&mut latency, 300);
             let known = latency.step_time().unwrap().decode(40.0);
             for _ in 0..40 {
-                let odd = Steps { further: 1, batch: 40.0, prompt: 0.0 };
+                let odd = DecodeSteps { further: 1, batch: 40.0, prompt: 0.0 };
                 latency.further_tokens(&odd, Duration::from_secs_f64(3.0 * Truth::tpot(&odd)), Tick::ZERO);
             }
             let now = latency.step_time().unwrap().decode(40.0);
@@ -746,7 +746,7 @@ mod tests {
         let (mut latency, mut truth) = (Latency::default(), Truth::new(7));
         truth.teach(&mut latency, 300);
         let before = latency.errors().tpot.unwrap();
-        let lump = Steps { further: 24, batch: 8.0, prompt: 0.0 };
+        let lump = DecodeSteps { further: 24, batch: 8.0, prompt: 0.0 };
         for nanos in [0, 1, 1_000, 99_999] {
             let mut taught = latency.clone();
             taught.further_tokens(&lump, Duration::from_nanos(nanos), Tick::ZERO);
@@ -791,12 +791,12 @@ mod tests {
         let (mut latency, mut truth) = (Latency::default(), Truth::new(8));
         truth.teach(&mut latency, 100);
         let known = (latency.step_time(), latency.errors());
-        let good = Steps { further: 50, batch: 8.0, prompt: 100.0 };
+        let good = DecodeSteps { further: 50, batch: 8.0, prompt: 100.0 };
         let broken = [
-            Steps { further: 0, ..good },
-            Steps { batch: f64::NAN, ..good },
-            Steps { batch: f64::INFINITY, ..good },
-            Steps { prompt: f64::NAN, ..good },
+            DecodeSteps { further: 0, ..good },
+            DecodeSteps { batch: f64::NAN, ..good },
+            DecodeSteps { batch: f64::INFINITY, ..good },
+            DecodeSteps { prompt: f64::NAN, ..good },
         ];
         broken.iter().for_each(|steps| latency.further_tokens(steps, Duration::from_millis(30), Tick::ZERO));
         assert_eq!((latency.step_time(), latency.errors()), known);
@@ -810,15 +810,15 @@ mod tests {
             let mut latency = Latency::default();
             for (prompt, prefill, decode, batch, nanos) in answers {
                 let tokens = |count: u32| Tokens(u64::from(count) % (1 << 20));
-                let situation = Situation {
+                let snapshot = LoadSnapshot {
                     prompt: tokens(prompt), prefill: tokens(prefill), decode: tokens(decode), batch: batch.into(),
                 };
-                latency.first_token(&situation, Duration::from_nanos(nanos));
-                let steps = Steps { further: decode.into(), batch: batch.into(), prompt: prefill.into() };
+                latency.first_token(&snapshot, Duration::from_nanos(nanos));
+                let steps = DecodeSteps { further: decode.into(), batch: batch.into(), prompt: prefill.into() };
                 latency.further_tokens(&steps, Duration::from_nanos(nanos), Tick::ZERO);
             }
-            let less = Situation { prompt: Tokens(100), batch: 3, ..Situation::default() };
-            let more = Situation { prompt: Tokens(200), prefill: Tokens(1), decode: Tokens(1), batch: 4 };
+            let less = LoadSnapshot { prompt: Tokens(100), batch: 3, ..LoadSnapshot::default() };
+            let more = LoadSnapshot { prompt: Tokens(200), prefill: Tokens(1), decode: Tokens(1), batch: 4 };
             let Some((less, more)) = latency.predict(&less).zip(latency.predict(&more)) else { return Ok(()) };
             prop_assert!(less.ttft <= more.ttft && less.tpot <= more.tpot);
             prop_assert!(more.ttft <= Duration::from_secs(86_400));

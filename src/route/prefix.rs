@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use crate::units::{Tick, Tokens};
+use crate::types::{Tick, Tokens};
 
 /// Bytes of a prompt block (made by `inspect`).
 const BLOCK: f64 = 512.0;
@@ -51,7 +51,7 @@ const TOKENS_PER_SECOND: f64 = 5000.0;
 pub struct PrefixIndex {
     places: HashMap<u64, u32, ahash::RandomState>,
     /// Entries and free slots, linked in order of use.
-    entries: Vec<Entry>,
+    entries: Vec<PrefixEntry>,
     free: Vec<u32>,
     oldest: u32,
     newest: u32,
@@ -61,11 +61,11 @@ pub struct PrefixIndex {
     /// Tokens per block.
     tokens: u32,
     at: Tick,
-    belief: Belief,
+    belief: CacheCredit,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct PrefixEntry {
     /// `None`: computed tokens that are no prompt block.
     hash: Option<NonZeroU64>,
     tokens: u32,
@@ -97,7 +97,7 @@ impl PrefixIndex {
             room: USUAL_ROOM.0,
             tokens: (BLOCK / 4.0) as u32,
             at: Tick::default(),
-            belief: Belief::new(),
+            belief: CacheCredit::new(),
         }
     }
 
@@ -195,13 +195,13 @@ impl PrefixIndex {
         // One control byte per bucket, of which one in eight stays empty.
         let buckets = (self.places.capacity() * 8).div_ceil(7).next_power_of_two();
         let map = if self.places.capacity() == 0 { 0 } else { buckets * (size_of::<(u64, u32)>() + 1) + 16 };
-        map + self.entries.capacity() * size_of::<Entry>() + self.free.capacity() * size_of::<u32>()
+        map + self.entries.capacity() * size_of::<PrefixEntry>() + self.free.capacity() * size_of::<u32>()
     }
 
     /// Allocates an entry outside the list.
     fn add(&mut self, hash: Option<NonZeroU64>, tokens: u32) -> u32 {
         self.held += u64::from(tokens);
-        let entry = Entry { hash, tokens, older: NONE, newer: NONE, used: self.at };
+        let entry = PrefixEntry { hash, tokens, older: NONE, newer: NONE, used: self.at };
         let place = self.free.pop().unwrap_or(self.entries.len() as u32);
         match self.entries.get_mut(place as usize) {
             Some(free) => *free = entry,
@@ -225,7 +225,7 @@ impl PrefixIndex {
     }
 
     fn unlink(&mut self, place: u32) {
-        let Entry { older, newer, .. } = self.entries[place as usize];
+        let PrefixEntry { older, newer, .. } = self.entries[place as usize];
         match self.entries.get_mut(older as usize) {
             Some(entry) => entry.newer = newer,
             None => self.oldest = newer,
@@ -254,7 +254,7 @@ impl PrefixIndex {
 
     fn drop_oldest(&mut self) {
         let place = self.oldest;
-        let Entry { hash, tokens, .. } = self.entries[place as usize];
+        let PrefixEntry { hash, tokens, .. } = self.entries[place as usize];
         self.unlink(place);
         self.free.push(place);
         self.held -= u64::from(tokens);
@@ -266,7 +266,7 @@ impl PrefixIndex {
 
 /// Accuracy of the expected cache content.
 #[derive(Clone, Copy, Debug)]
-struct Belief {
+struct CacheCredit {
     /// Expected tokens and those found, plus the initial assumption; both
     /// decay.
     expected: f64,
@@ -278,9 +278,9 @@ struct Belief {
     misses: u32,
 }
 
-impl Belief {
+impl CacheCredit {
     const fn new() -> Self {
-        Belief { expected: 0.0, found: 0.0, reports: false, scale: 1.0, misses: 0 }
+        CacheCredit { expected: 0.0, found: 0.0, reports: false, scale: 1.0, misses: 0 }
     }
 
     fn credit(&self) -> f64 {
@@ -296,7 +296,7 @@ impl Belief {
     fn observed(&mut self, expected: Tokens, reported: Option<Tokens>) {
         if !self.reports && reported.is_some_and(|cached| cached.0 > 0) {
             // One report is worth more than everything learned from times.
-            *self = Belief { reports: true, ..Belief::new() };
+            *self = CacheCredit { reports: true, ..CacheCredit::new() };
         }
         if expected.0 > 0 && (self.reports || reported.is_some()) {
             let cached = reported.map_or(0.0, |cached| cached.0 as f64);

@@ -5,8 +5,8 @@
 //! the engine accepts one is part of the question. Probes are spread by a seeded random source, so that a
 //! large fleet is not probed all at once.
 
-mod ask;
-mod family;
+mod address_family;
+mod client;
 mod survey;
 
 use std::collections::HashMap;
@@ -18,38 +18,38 @@ use parking_lot::Mutex;
 use secrecy::ExposeSecret;
 use tokio::task::{AbortHandle, JoinSet};
 
-use self::ask::{Asking, Failed};
-use self::family::Chosen;
+use self::address_family::ChosenFamily;
+use self::client::{ProbeClient, ProbeFailure};
 pub use self::survey::{KeyState, Survey, survey};
-use super::scrape::Page;
-use super::settings::{EngineAddress, Engines, Pool};
-use super::{Checked, Fleet, ModelCard, Report};
+use super::engine_metrics::MetricsParser;
+use super::settings::{EngineAddress, EngineSource, PoolSettings};
+use super::{EngineMetrics, Fleet, ModelCard, ProbeResult};
 use crate::clock::Clock;
 use crate::dial::{Dial, is_lack, is_refusal};
-use crate::units::{EngineId, PoolId};
+use crate::types::{EngineId, PoolId};
 
 /// Probes all engines of the pools it follows. Stops when dropped.
 pub struct Probes {
-    looker: Arc<Looker>,
-    tasks: Mutex<Tasks>,
+    prober: Arc<Prober>,
+    tasks: Mutex<ProbeTasks>,
 }
 
 #[derive(Default)]
-struct Tasks {
+struct ProbeTasks {
     set: JoinSet<()>,
-    pools: HashMap<PoolId, (Arc<Pool>, AbortHandle)>,
+    pools: HashMap<PoolId, (Arc<PoolSettings>, AbortHandle)>,
 }
 
 /// Shared by all probing tasks.
-struct Looker {
+struct Prober {
     fleet: Arc<Fleet>,
-    asking: Asking,
+    client: ProbeClient,
     seed: u64,
 }
 
 /// One engine, with its pool's settings.
-struct Target {
-    pool: Arc<Pool>,
+struct ProbeTarget {
+    pool: Arc<PoolSettings>,
     engine: EngineId,
     address: Arc<EngineAddress>,
 }
@@ -69,13 +69,13 @@ impl Probes {
     /// Probes nothing yet. `seed` spreads the probes over time.
     #[must_use]
     pub fn new(fleet: Arc<Fleet>, dial: Arc<dyn Dial>, clock: Clock, seed: u64) -> Self {
-        let asking = Asking { dial, clock };
-        Probes { looker: Arc::new(Looker { fleet, asking, seed }), tasks: Mutex::default() }
+        let client = ProbeClient { dial, clock };
+        Probes { prober: Arc::new(Prober { fleet, client, seed }), tasks: Mutex::default() }
     }
 
     /// Probes these pools, which the fleet already follows; an unchanged pool is not disturbed. Called at start
     /// and at every reload.
-    pub fn follow(&self, pools: &[Arc<Pool>]) {
+    pub fn apply_settings(&self, pools: &[Arc<PoolSettings>]) {
         let mut tasks = self.tasks.lock();
         tasks.pools.retain(|id, (old, task)| {
             let stays = pools.iter().any(|pool| pool.id == *id && is_same(pool, old));
@@ -87,7 +87,7 @@ impl Probes {
         while tasks.set.try_join_next().is_some() {}
         for pool in pools {
             if !tasks.pools.contains_key(&pool.id) {
-                let looks = self.looker.clone().look_at_pool(pool.clone());
+                let looks = self.prober.clone().probe_pool(pool.clone());
                 let task = tasks.set.spawn(looks);
                 tasks.pools.insert(pool.id.clone(), (pool.clone(), task));
             }
@@ -96,8 +96,8 @@ impl Probes {
 }
 
 /// Whether a pool's probes can continue unchanged.
-fn is_same(a: &Arc<Pool>, b: &Arc<Pool>) -> bool {
-    let key = |pool: &Pool| pool.api_key.as_ref().map(|key| key.expose_secret().to_owned());
+fn is_same(a: &Arc<PoolSettings>, b: &Arc<PoolSettings>) -> bool {
+    let key = |pool: &PoolSettings| pool.api_key.as_ref().map(|key| key.expose_secret().to_owned());
     Arc::ptr_eq(a, b)
         || (a.engines == b.engines
             && a.health == b.health
@@ -108,27 +108,27 @@ fn is_same(a: &Arc<Pool>, b: &Arc<Pool>) -> bool {
             && key(a) == key(b))
 }
 
-impl Looker {
+impl Prober {
     /// Probes the engines of one pool forever; their tasks end with this one.
-    async fn look_at_pool(self: Arc<Self>, pool: Arc<Pool>) {
+    async fn probe_pool(self: Arc<Self>, pool: Arc<PoolSettings>) {
         let mut looks = JoinSet::new();
         let mut engines = HashMap::new();
         match &pool.engines {
-            Engines::Static(_) => {
+            EngineSource::Static(_) => {
                 self.attend(&pool, &mut engines, &mut looks);
                 std::future::pending().await
             }
-            Engines::Dns(dns) => {
-                let mut chosen = Chosen::default();
+            EngineSource::Dns(dns) => {
+                let mut chosen = ChosenFamily::default();
                 loop {
-                    let clock = self.asking.clock;
+                    let clock = self.client.clock;
                     let began = clock.now();
                     let patience = dns.refresh.max(Duration::from_secs(1));
-                    let found = self.asking.within(patience, self.asking.dial.look_up(&dns.name, dns.port)).await;
+                    let found = self.client.within(patience, self.client.dial.look_up(&dns.name, dns.port)).await;
                     match found {
                         Some(Ok(addresses)) if !addresses.is_empty() => {
                             let serves = self.fleet.available(&pool.id, clock.now()) > 0;
-                            let addresses = chosen.of(addresses, &pool, dns, serves, &self.asking).await;
+                            let addresses = chosen.of(addresses, &pool, dns, serves, &self.client).await;
                             if addresses.is_empty() {
                                 tracing::warn!(pool = %pool.id, family = ?dns.family, "the pool's DNS name has no address of its `family`");
                             } else {
@@ -154,7 +154,7 @@ impl Looker {
     /// Starts probes of new engines, and ends those of removed ones.
     fn attend(
         self: &Arc<Self>,
-        pool: &Arc<Pool>,
+        pool: &Arc<PoolSettings>,
         engines: &mut HashMap<EngineId, (Arc<EngineAddress>, AbortHandle)>,
         looks: &mut JoinSet<()>,
     ) {
@@ -169,31 +169,31 @@ impl Looker {
         while looks.try_join_next().is_some() {}
         for (engine, address) in present {
             engines.entry(engine.clone()).or_insert_with(|| {
-                let target = Target { pool: pool.clone(), engine, address: address.clone() };
-                (address, looks.spawn(self.clone().look_at_engine(target)))
+                let target = ProbeTarget { pool: pool.clone(), engine, address: address.clone() };
+                (address, looks.spawn(self.clone().probe_engine(target)))
             });
         }
     }
 
     /// Probes one engine forever. The three kinds of probes are independent: an engine whose metrics hang is
     /// still checked in time.
-    async fn look_at_engine(self: Arc<Self>, target: Target) {
+    async fn probe_engine(self: Arc<Self>, target: ProbeTarget) {
         let seed = self.seed ^ fingerprint(&target);
         tokio::join!(
-            self.look_at_health(&target, seed),
-            self.look_at_metrics(&target, seed.rotate_left(16)),
-            self.look_at_models(&target, seed.rotate_left(32)),
+            self.probe_health(&target, seed),
+            self.probe_metrics(&target, seed.rotate_left(16)),
+            self.probe_models(&target, seed.rotate_left(32)),
         );
     }
 
-    async fn look_at_health(&self, target: &Target, mut chance: u64) {
+    async fn probe_health(&self, target: &ProbeTarget, mut chance: u64) {
         let Some(health) = &target.pool.health else { return };
-        let clock = self.asking.clock;
+        let clock = self.client.clock;
         loop {
             let began = clock.now();
             let looked = self.check(target, &health.path, health.timeout).await;
             let every = match looked {
-                Some(Look { checked: Checked::Refused, .. }) => health.every.min(REFUSED_AGAIN),
+                Some(HealthObservation { checked: ProbeResult::Refused, .. }) => health.every.min(REFUSED_AGAIN),
                 _ => health.every,
             };
             if let Some(looked) = looked {
@@ -203,12 +203,12 @@ impl Looker {
         }
     }
 
-    async fn look_at_metrics(&self, target: &Target, mut chance: u64) {
+    async fn probe_metrics(&self, target: &ProbeTarget, mut chance: u64) {
         let Some(scrape) = &target.pool.metrics else { return };
-        let clock = self.asking.clock;
+        let clock = self.client.clock;
         loop {
             let next = clock.now() + spread(scrape.every, &mut chance);
-            if let Some(Ok(report)) = self.asking.within(scrape.timeout, self.read_metrics(target, &scrape.path)).await
+            if let Some(Ok(report)) = self.client.within(scrape.timeout, self.read_metrics(target, &scrape.path)).await
             {
                 self.fleet.reported(&target.pool.id, &target.engine, report, clock.now());
             }
@@ -217,22 +217,22 @@ impl Looker {
     }
 
     /// The first probe also logs what the engine is.
-    async fn look_at_models(&self, target: &Target, mut chance: u64) {
-        let clock = self.asking.clock;
-        let listed = survey::models(&self.asking, &target.pool, &target.address).await;
+    async fn probe_models(&self, target: &ProbeTarget, mut chance: u64) {
+        let clock = self.client.clock;
+        let listed = survey::models(&self.client, &target.pool, &target.address).await;
         // At once, because the lists guide routing.
         let cards = listed.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
         let listed = listed.map(names);
         self.fleet.lists_models(&target.pool.id, &target.engine, names(cards.clone()));
         self.fleet.describes_models(&target.pool.id, &target.engine, cards);
-        Survey::of(&self.asking, &target.pool, &target.address, listed).await.tell();
+        Survey::of(&self.client, &target.pool, &target.address, listed).await.tell();
         loop {
             let every = match self.fleet.engine_count(&target.pool.id) {
                 0 | 1 => MODELS_EVERY,
                 _ => CHOICE_OF_MODELS_EVERY,
             };
             clock.sleep_until(Some(clock.now() + spread(every, &mut chance))).await;
-            if let Ok(cards) = survey::models(&self.asking, &target.pool, &target.address).await {
+            if let Ok(cards) = survey::models(&self.client, &target.pool, &target.address).await {
                 let models = names(cards.clone());
                 self.fleet.lists_models(&target.pool.id, &target.engine, models);
                 self.fleet.describes_models(&target.pool.id, &target.engine, cards);
@@ -240,47 +240,47 @@ impl Looker {
         }
     }
 
-    fn tell(&self, target: &Target, look: &Look) {
+    fn tell(&self, target: &ProbeTarget, look: &HealthObservation) {
         let (pool, engine) = (&target.pool.id, &target.engine);
-        match self.fleet.checked(pool, engine, look.checked, self.asking.clock.now()) {
-            Some(super::Change::WentDown) => tracing::warn!(%pool, %engine, cause = %look.cause, "engine down"),
-            Some(super::Change::CameUp) => tracing::info!(%pool, %engine, "engine up again"),
+        match self.fleet.checked(pool, engine, look.checked, self.client.clock.now()) {
+            Some(super::HealthChange::WentDown) => tracing::warn!(%pool, %engine, cause = %look.cause, "engine down"),
+            Some(super::HealthChange::CameUp) => tracing::info!(%pool, %engine, "engine up again"),
             None => {}
         }
     }
 
     /// `None` if the gateway could open no connection, which says nothing about the engine.
-    async fn check(&self, target: &Target, path: &str, timeout: Duration) -> Option<Look> {
-        let asked = self.asking.ask(&target.pool, &target.address, path);
-        let look = |checked, cause: String| Some(Look { checked, cause });
-        match self.asking.within(timeout, asked).await {
-            None => look(Checked::NoAnswer, format!("{path} was not answered within {timeout:?}")),
-            Some(Err(Failed::Dial(error))) if is_lack(&error) => {
+    async fn check(&self, target: &ProbeTarget, path: &str, timeout: Duration) -> Option<HealthObservation> {
+        let asked = self.client.ask(&target.pool, &target.address, path);
+        let look = |checked, cause: String| Some(HealthObservation { checked, cause });
+        match self.client.within(timeout, asked).await {
+            None => look(ProbeResult::NoAnswer, format!("{path} was not answered within {timeout:?}")),
+            Some(Err(ProbeFailure::Dial(error))) if is_lack(&error) => {
                 tracing::error!(%error, "cannot probe an engine: raise the limit of open files");
                 None
             }
             Some(Err(failed)) => {
-                let refuses = matches!(&failed, Failed::Dial(error) if is_refusal(error));
-                look(if refuses { Checked::Refused } else { Checked::NoAnswer }, failed.cause(&target.address))
+                let refuses = matches!(&failed, ProbeFailure::Dial(error) if is_refusal(error));
+                look(if refuses { ProbeResult::Refused } else { ProbeResult::NoAnswer }, failed.cause(&target.address))
             }
             Some(Ok(answer)) if answer.status.is_success() || answer.status.is_redirection() => {
-                look(Checked::Well, String::new())
+                look(ProbeResult::Healthy, String::new())
             }
             Some(Ok(answer)) => {
                 let status = answer.status.as_u16();
-                look(Checked::Unwell { status }, format!("{path} answers {status}"))
+                look(ProbeResult::Unhealthy { status }, format!("{path} answers {status}"))
             }
         }
     }
 
-    async fn read_metrics(&self, target: &Target, path: &str) -> Result<Report, Failed> {
-        let answer = self.asking.ask(&target.pool, &target.address, path).await?;
+    async fn read_metrics(&self, target: &ProbeTarget, path: &str) -> Result<EngineMetrics, ProbeFailure> {
+        let answer = self.client.ask(&target.pool, &target.address, path).await?;
         if answer.status != StatusCode::OK {
-            return Err(Failed::Status(answer.status));
+            return Err(ProbeFailure::Status(answer.status));
         }
-        let mut page = Page::default();
+        let mut page = MetricsParser::default();
         answer.read(LONGEST_PAGE, |piece| page.push(piece)).await?;
-        page.end().ok_or(Failed::Useless)
+        page.end().ok_or(ProbeFailure::Useless)
     }
 }
 
@@ -290,8 +290,8 @@ fn names(cards: Vec<(Arc<str>, ModelCard)>) -> Vec<Arc<str>> {
 }
 
 /// Result of a health check, and the cause for the log.
-struct Look {
-    checked: Checked,
+struct HealthObservation {
+    checked: ProbeResult,
     cause: String,
 }
 
@@ -303,7 +303,7 @@ fn spread(every: Duration, chance: &mut u64) -> Duration {
 }
 
 /// Differs between engines, and is stable over restarts.
-fn fingerprint(target: &Target) -> u64 {
+fn fingerprint(target: &ProbeTarget) -> u64 {
     let digest = blake3::hash(format!("{} {}", target.pool.id, target.engine).as_bytes());
     u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("a digest is longer than eight bytes"))
 }

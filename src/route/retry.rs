@@ -14,22 +14,22 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use super::Budget;
+use super::RetryBudget;
 use super::breaker::TenantKey;
-use super::listed::EngineList;
-use super::settings::{CoolDown, Pool, Retries};
-use crate::units::{EngineId, PoolId, Tick};
+use super::model_listing::EngineList;
+use super::settings::{CoolDown, PoolSettings, Retries};
+use crate::types::{EngineId, PoolId, Tick};
 
 /// Outcome of an attempt that is not simply relayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happened {
+pub enum AttemptOutcome {
     /// Not connected: refused, unreachable, TLS failure, `connect_timeout`.
     ConnectFailed,
     /// The gateway itself could open no connection: says nothing about the engine, and affects other engines as
     /// well.
     Lacking,
     /// A reused connection was reset or closed before any response byte.
-    StaleLine,
+    StaleConnection,
     /// 429, 503 or 529, as status or in-band before the first token.
     PushBack {
         /// The engine's `Retry-After`.
@@ -68,59 +68,59 @@ pub enum Injection {
     Unproven,
 }
 
-impl Happened {
+impl AttemptOutcome {
     /// In a word, for whoever follows an attempt.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Happened::ConnectFailed => "connect_failed",
-            Happened::Lacking => "out_of_sockets",
-            Happened::StaleLine => "stale_connection",
-            Happened::PushBack { .. } => "push_back",
-            Happened::Fault { .. } => "fault",
-            Happened::Broken => "broken",
-            Happened::Departing => "departing",
-            Happened::InjectionRefused => "injection_refused",
-            Happened::CapRefused => "cap_refused",
-            Happened::Refused => "refused",
-            Happened::TimedOut => "timed_out",
+            AttemptOutcome::ConnectFailed => "connect_failed",
+            AttemptOutcome::Lacking => "out_of_sockets",
+            AttemptOutcome::StaleConnection => "stale_connection",
+            AttemptOutcome::PushBack { .. } => "push_back",
+            AttemptOutcome::Fault { .. } => "fault",
+            AttemptOutcome::Broken => "broken",
+            AttemptOutcome::Departing => "departing",
+            AttemptOutcome::InjectionRefused => "injection_refused",
+            AttemptOutcome::CapRefused => "cap_refused",
+            AttemptOutcome::Refused => "refused",
+            AttemptOutcome::TimedOut => "timed_out",
         }
     }
 
     /// Whether an engine rejected the request's content.
     #[must_use]
     pub const fn refuses(self) -> bool {
-        matches!(self, Happened::Refused | Happened::InjectionRefused | Happened::CapRefused)
+        matches!(self, AttemptOutcome::Refused | AttemptOutcome::InjectionRefused | AttemptOutcome::CapRefused)
     }
 
     /// The same if an overload level has lowered the output cap, which may be what the engine
     /// rejects.
     #[must_use]
-    pub fn with_lowered_cap(self, status: u16) -> Happened {
+    pub fn with_lowered_cap(self, status: u16) -> AttemptOutcome {
         match (self, status) {
-            (Happened::Refused | Happened::InjectionRefused, 400 | 422) => Happened::CapRefused,
+            (AttemptOutcome::Refused | AttemptOutcome::InjectionRefused, 400 | 422) => AttemptOutcome::CapRefused,
             _ => self,
         }
     }
 
     /// Interprets an engine's status other than 2xx, or an in-band code before the first token.
     #[must_use]
-    pub fn answer(status: u16, retry_after: Option<Duration>, injection: Injection) -> Happened {
+    pub fn answer(status: u16, retry_after: Option<Duration>, injection: Injection) -> AttemptOutcome {
         match status {
-            429 | 503 | 529 => Happened::PushBack { retry_after },
+            429 | 503 | 529 => AttemptOutcome::PushBack { retry_after },
             // The engine lacks the function, as do others of its kind, and a client must not be able to open
             // breakers with it.
-            501 => Happened::Refused,
-            500.. => Happened::Fault { status },
-            400 | 422 if injection == Injection::Unproven => Happened::InjectionRefused,
-            _ => Happened::Refused,
+            501 => AttemptOutcome::Refused,
+            500.. => AttemptOutcome::Fault { status },
+            400 | 422 if injection == Injection::Unproven => AttemptOutcome::InjectionRefused,
+            _ => AttemptOutcome::Refused,
         }
     }
 }
 
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum RetryDecision {
     /// The same engine on a fresh connection. Not an attempt, only counted.
     SameFresh,
     /// The same engine without injection (an alias stays).
@@ -137,7 +137,7 @@ pub enum Next {
 
 /// Effect of an attempt on its engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum EngineEffect {
     /// Counts for the engine's breaker.
     Fault(EngineId),
     /// The same for an engine of a pool that the request has left.
@@ -154,16 +154,16 @@ pub enum Effect {
 
 /// The next step, and effects of the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct RetryStep {
     /// What is to be done.
-    pub next: Next,
+    pub next: RetryDecision,
     /// Effects on engines.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<EngineEffect>,
 }
 
 /// Engines left for this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum RemainingEngines {
     /// At least one available engine is untried.
     Others,
     /// The failed engine is the only available one.
@@ -173,13 +173,13 @@ pub enum Rest {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failure {
+enum FailureKind {
     Status(u16),
     Reset,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum RetryStage {
     /// Nothing was sent to the client.
     Held,
     /// The head was sent: no further attempt.
@@ -195,7 +195,7 @@ pub struct Attempts {
     retries: Retries,
     cool_down: CoolDown,
     until: Tick,
-    stage: Stage,
+    stage: RetryStage,
     tried: Vec<EngineId>,
     /// Index of the first engine of those not to be tried again.
     closed_from: usize,
@@ -205,7 +205,7 @@ pub struct Attempts {
     stale: Option<EngineId>,
     without_injection: bool,
     without_cap: bool,
-    last_failure: Option<Failure>,
+    last_failure: Option<FailureKind>,
     provisional: Option<(PoolId, EngineId)>,
     alike: bool,
     has_answer: bool,
@@ -228,13 +228,13 @@ impl Attempts {
     /// No attempt yet. No retry starts at or after `until`: the class's `first_token` limit, or
     /// `response_head` for non-streaming requests.
     #[must_use]
-    pub fn new(pool: &Pool, until: Tick) -> Self {
+    pub fn new(pool: &PoolSettings, until: Tick) -> Self {
         Attempts {
             pool: pool.id.clone(),
             retries: pool.retries,
             cool_down: pool.cool_down,
             until,
-            stage: Stage::Held,
+            stage: RetryStage::Held,
             tried: Vec::with_capacity(1),
             closed_from: 0,
             faults: 0,
@@ -269,7 +269,7 @@ impl Attempts {
     }
 
     /// Enters another pool: its engines are untried, earlier outcomes stay.
-    pub fn enter(&mut self, pool: &Pool) {
+    pub fn enter(&mut self, pool: &PoolSettings) {
         self.pool = pool.id.clone();
         self.retries = pool.retries;
         self.cool_down = pool.cool_down;
@@ -301,7 +301,7 @@ impl Attempts {
         &self.pool
     }
 
-    /// An engine was chosen; called by [`Yard::choose`](super::Yard::choose).
+    /// An engine was chosen; called by [`Pool::choose`](super::Pool::choose).
     pub fn begin(&mut self, engine: EngineId) {
         self.tried.push(engine);
         self.without_injection = false;
@@ -332,7 +332,7 @@ impl Attempts {
     /// passed.
     #[must_use]
     pub fn may_go_on(&self, at: Tick) -> bool {
-        self.stage == Stage::Held && at < self.until
+        self.stage == RetryStage::Held && at < self.until
     }
 
     /// The engine of the current attempt.
@@ -367,96 +367,104 @@ impl Attempts {
 
     /// The response head was sent: no further attempt.
     pub fn commit(&mut self) {
-        self.stage = self.stage.max(Stage::Committed);
+        self.stage = self.stage.max(RetryStage::Committed);
     }
 
     /// A token came: from now on every failure counts for the breaker.
     pub fn first_token(&mut self) {
-        self.stage = Stage::Flowing;
+        self.stage = RetryStage::Flowing;
     }
 
     /// The current attempt succeeded: a 2xx with its first token, or with a complete head if the response is not
     /// a stream.
     #[must_use = "effects are to be applied"]
-    pub fn succeeded(&mut self, injection: Injection) -> impl Iterator<Item = Effect> + use<> {
+    pub fn succeeded(&mut self, injection: Injection) -> impl Iterator<Item = EngineEffect> + use<> {
         let engine = || self.engine().cloned();
         let of_injection = match injection {
-            _ if self.without_injection => engine().map(Effect::InjectionSwitchedOff),
+            _ if self.without_injection => engine().map(EngineEffect::InjectionSwitchedOff),
             Injection::None => None,
-            Injection::Proven | Injection::Unproven => engine().map(Effect::InjectionAccepted),
+            Injection::Proven | Injection::Unproven => engine().map(EngineEffect::InjectionAccepted),
         };
-        let well = engine().map(Effect::Well);
+        let well = engine().map(EngineEffect::Well);
         self.settled().into_iter().chain(of_injection).chain(well)
     }
 
     /// Decides what follows the current attempt's outcome.
     #[must_use = "the effects are to be applied"]
-    pub fn next(&mut self, happened: Happened, rest: Rest, at: Tick, budget: &mut Budget) -> Step {
+    pub fn next(
+        &mut self,
+        outcome: AttemptOutcome,
+        rest: RemainingEngines,
+        at: Tick,
+        budget: &mut RetryBudget,
+    ) -> RetryStep {
         let Some(engine) = self.engine().cloned() else {
-            return Step { next: Next::GiveUp, effects: Vec::new() };
+            return RetryStep { next: RetryDecision::GiveUp, effects: Vec::new() };
         };
         let mut effects = Vec::new();
-        if self.stage == Stage::Flowing {
+        if self.stage == RetryStage::Flowing {
             effects.extend(self.settled());
-            effects.push(Effect::Fault(engine));
-            return Step { next: Next::Relay, effects };
+            effects.push(EngineEffect::Fault(engine));
+            return RetryStep { next: RetryDecision::Relay, effects };
         }
-        self.was_heard |= !matches!(happened, Happened::ConnectFailed | Happened::Lacking);
-        let next = match happened {
-            Happened::StaleLine if self.stale.as_ref() != Some(&engine) => {
+        self.was_heard |= !matches!(outcome, AttemptOutcome::ConnectFailed | AttemptOutcome::Lacking);
+        let next = match outcome {
+            AttemptOutcome::StaleConnection if self.stale.as_ref() != Some(&engine) => {
                 self.stale = Some(engine);
-                return Step { next: Next::SameFresh, effects };
+                return RetryStep { next: RetryDecision::SameFresh, effects };
             }
-            Happened::ConnectFailed => {
+            AttemptOutcome::ConnectFailed => {
                 effects.extend(self.settled());
-                effects.push(Effect::Fault(engine.clone()));
-                effects.push(Effect::Cool(engine, self.cool_down.default.min(self.cool_down.max)));
-                let alone = rest == Rest::Alone && !self.connect_repeated;
+                effects.push(EngineEffect::Fault(engine.clone()));
+                effects.push(EngineEffect::Cool(engine, self.cool_down.default.min(self.cool_down.max)));
+                let alone = rest == RemainingEngines::Alone && !self.connect_repeated;
                 self.connect_repeated |= alone;
-                self.another(rest == Rest::Others || alone, rest, at, budget)
+                self.another(rest == RemainingEngines::Others || alone, rest, at, budget)
             }
-            Happened::Lacking => None,
-            Happened::PushBack { retry_after } => {
+            AttemptOutcome::Lacking => None,
+            AttemptOutcome::PushBack { retry_after } => {
                 effects.extend(self.settled());
                 let length = retry_after.unwrap_or(self.cool_down.default).min(self.cool_down.max);
-                effects.push(Effect::Cool(engine, length));
+                effects.push(EngineEffect::Cool(engine, length));
                 self.has_answer = true;
                 self.push_backs += 1;
-                let may = self.push_backs <= self.retries.after_push_back && rest == Rest::Others;
+                let may = self.push_backs <= self.retries.after_push_back && rest == RemainingEngines::Others;
                 self.another(may, rest, at, budget)
             }
-            Happened::Fault { status } => {
+            AttemptOutcome::Fault { status } => {
                 self.has_answer = true;
-                self.after_failure(Failure::Status(status), engine, rest, at, budget, &mut effects)
+                self.after_failure(FailureKind::Status(status), engine, rest, at, budget, &mut effects)
             }
             // Its health check has taken it out already.
-            Happened::Departing => {
+            AttemptOutcome::Departing => {
                 effects.extend(self.settled());
-                (rest == Rest::Others).then_some(Next::Another)
+                (rest == RemainingEngines::Others).then_some(RetryDecision::Another)
             }
-            Happened::Broken | Happened::StaleLine => {
-                self.after_failure(Failure::Reset, engine, rest, at, budget, &mut effects)
+            AttemptOutcome::Broken | AttemptOutcome::StaleConnection => {
+                self.after_failure(FailureKind::Reset, engine, rest, at, budget, &mut effects)
             }
-            Happened::InjectionRefused | Happened::CapRefused => {
+            AttemptOutcome::InjectionRefused | AttemptOutcome::CapRefused => {
                 self.has_answer = true;
-                let (is_undone, next) = match happened {
-                    Happened::InjectionRefused => (&mut self.without_injection, Next::SameWithoutInjection),
-                    _ => (&mut self.without_cap, Next::SameWithoutCap),
+                let (is_undone, next) = match outcome {
+                    AttemptOutcome::InjectionRefused => {
+                        (&mut self.without_injection, RetryDecision::SameWithoutInjection)
+                    }
+                    _ => (&mut self.without_cap, RetryDecision::SameWithoutCap),
                 };
-                if *is_undone || self.stage != Stage::Held || at >= self.until {
-                    effects.push(Effect::Well(engine));
+                if *is_undone || self.stage != RetryStage::Held || at >= self.until {
+                    effects.push(EngineEffect::Well(engine));
                     None
                 } else {
                     *is_undone = true;
-                    return Step { next, effects };
+                    return RetryStep { next, effects };
                 }
             }
-            Happened::Refused => {
+            AttemptOutcome::Refused => {
                 self.has_answer = true;
-                effects.push(Effect::Well(engine));
+                effects.push(EngineEffect::Well(engine));
                 None
             }
-            Happened::TimedOut => {
+            AttemptOutcome::TimedOut => {
                 self.timed_out = true;
                 None
             }
@@ -465,36 +473,36 @@ impl Attempts {
             effects.extend(self.settled());
             self.nothing_left()
         });
-        Step { next, effects }
+        RetryStep { next, effects }
     }
 
-    /// What the client gets if no engine is left. [`Next::Relay`] means the last engine's
+    /// What the client gets if no engine is left. [`RetryDecision::Relay`] means the last engine's
     /// response.
     #[must_use]
-    pub fn nothing_left(&self) -> Next {
-        if self.has_answer && !self.timed_out { Next::Relay } else { Next::GiveUp }
+    pub fn nothing_left(&self) -> RetryDecision {
+        if self.has_answer && !self.timed_out { RetryDecision::Relay } else { RetryDecision::GiveUp }
     }
 
     /// A held-back effect that now counts. Called once where a request ends without a further call of
     /// [`Attempts::next`] or [`Attempts::succeeded`]: the client left, or no engine could be
     /// chosen.
     #[must_use = "it is to be applied"]
-    pub fn settled(&mut self) -> Option<Effect> {
+    pub fn settled(&mut self) -> Option<EngineEffect> {
         self.provisional.take().map(|(pool, engine)| match pool == self.pool {
-            true => Effect::Fault(engine),
-            false => Effect::FaultElsewhere(pool, engine),
+            true => EngineEffect::Fault(engine),
+            false => EngineEffect::FaultElsewhere(pool, engine),
         })
     }
 
     fn after_failure(
         &mut self,
-        failure: Failure,
+        failure: FailureKind,
         engine: EngineId,
-        rest: Rest,
+        rest: RemainingEngines,
         at: Tick,
-        budget: &mut Budget,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Next> {
+        budget: &mut RetryBudget,
+        effects: &mut Vec<EngineEffect>,
+    ) -> Option<RetryDecision> {
         self.alike = self.last_failure == Some(failure);
         self.last_failure = Some(failure);
         if self.alike {
@@ -503,22 +511,28 @@ impl Attempts {
             effects.extend(self.settled());
         }
         match failure {
-            Failure::Reset => effects.push(Effect::Fault(engine)),
-            Failure::Status(_) if self.alike => {}
-            Failure::Status(_) => self.provisional = Some((self.pool.clone(), engine)),
+            FailureKind::Reset => effects.push(EngineEffect::Fault(engine)),
+            FailureKind::Status(_) if self.alike => {}
+            FailureKind::Status(_) => self.provisional = Some((self.pool.clone(), engine)),
         }
         self.faults += 1;
-        let may = !self.alike && self.faults <= self.retries.after_fault && rest != Rest::Nobody;
+        let may = !self.alike && self.faults <= self.retries.after_fault && rest != RemainingEngines::Nobody;
         self.another(may, rest, at, budget)
     }
 
     /// Another attempt, if time and budget allow it.
-    fn another(&mut self, may: bool, rest: Rest, at: Tick, budget: &mut Budget) -> Option<Next> {
-        let may = may && self.stage == Stage::Held && at < self.until && budget.draw(at);
-        if may && rest == Rest::Alone {
+    fn another(
+        &mut self,
+        may: bool,
+        rest: RemainingEngines,
+        at: Tick,
+        budget: &mut RetryBudget,
+    ) -> Option<RetryDecision> {
+        let may = may && self.stage == RetryStage::Held && at < self.until && budget.draw(at);
+        if may && rest == RemainingEngines::Alone {
             self.closed_from = self.tried.len();
         }
-        may.then_some(Next::Another)
+        may.then_some(RetryDecision::Another)
     }
 }
 

@@ -5,26 +5,26 @@ use std::sync::{Arc, LazyLock};
 
 use super::Fleet;
 use super::settings::Route;
-use crate::units::{ClassId, Glob, PoolId};
+use crate::types::{ClassId, Glob, PoolId};
 
 /// The items of `routes`, with the names from `models`.
 #[derive(Clone, Debug, Default)]
 pub struct Routes {
-    lines: Vec<Line>,
+    lines: Vec<RouteEntry>,
     /// Names written literally in `routes` or `models`, which are their own labels.
     literals: BTreeSet<Arc<str>>,
     aliases: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug)]
-struct Line {
+struct RouteEntry {
     route: Route,
     pools: Arc<[PoolId]>,
 }
 
 /// Result of routing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Routed {
+pub struct RouteMatch {
     /// The pools, in order of preference.
     pub pools: Arc<[PoolId]>,
     /// The model's label: a name of the settings, a pattern as written, or `other`.
@@ -35,7 +35,7 @@ pub struct Routed {
 
 /// A model of the settings that no engine lists.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Unlisted {
+pub struct UnlistedModel {
     /// Its name.
     pub model: Arc<str>,
     /// The pools of its route.
@@ -44,7 +44,7 @@ pub struct Unlisted {
 
 /// A model shown by `GET /v1/models`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Model {
+pub struct AvailableModel {
     /// Its name for clients.
     pub id: Arc<str>,
 }
@@ -55,7 +55,7 @@ impl Routes {
     pub fn new(routes: Vec<Route>, aliases: BTreeMap<String, String>) -> Self {
         let written = routes.iter().flat_map(|route| &route.models).filter(|model| model.is_literal()).map(Glob::text);
         let literals = written.chain(aliases.values().map(|name| Arc::from(name.as_str()))).collect();
-        let lines = routes.into_iter().map(|route| Line { pools: route.pools.clone().into(), route }).collect();
+        let lines = routes.into_iter().map(|route| RouteEntry { pools: route.pools.clone().into(), route }).collect();
         Routes { lines, literals, aliases }
     }
 
@@ -68,14 +68,14 @@ impl Routes {
     /// The first route that serves this model (after aliasing) for this class. A request without a readable model
     /// matches a route for `*` only.
     #[must_use]
-    pub fn find(&self, model: Option<&str>, class: &ClassId) -> Option<Routed> {
+    pub fn find(&self, model: Option<&str>, class: &ClassId) -> Option<RouteMatch> {
         self.lines.iter().filter(|line| line.route.serves(class)).find_map(|line| {
             let pattern = match model {
                 Some(name) => line.route.models.iter().find(|pattern| pattern.matches(name)),
                 None => line.route.models.iter().find(|pattern| pattern.is_any()),
             }?;
             let literal = model.and_then(|name| self.literals.get(name)).cloned();
-            Some(Routed {
+            Some(RouteMatch {
                 pools: line.pools.clone(),
                 literal: literal.is_some(),
                 model_label: literal.unwrap_or_else(|| label_of(pattern)),
@@ -85,11 +85,11 @@ impl Routes {
 
     /// The first route of this class, for requests that any engine can answer.
     #[must_use]
-    pub fn any(&self, class: &ClassId) -> Option<Routed> {
+    pub fn any(&self, class: &ClassId) -> Option<RouteMatch> {
         let line = self.lines.iter().find(|line| line.route.serves(class))?;
         let pattern = line.route.models.first()?;
         let literal = self.literals.get(&*pattern.text()).cloned();
-        Some(Routed {
+        Some(RouteMatch {
             pools: line.pools.clone(),
             literal: literal.is_some(),
             model_label: literal.unwrap_or_else(|| label_of(pattern)),
@@ -99,14 +99,14 @@ impl Routes {
     /// Literal model names that no engine of their pools lists although some give lists; probably misspelt.
     /// `listed`: the models of a pool's engines, `None` if unknown yet.
     #[must_use]
-    pub fn unlisted(&self, listed: impl Fn(&PoolId) -> Option<Vec<Arc<str>>>) -> Vec<Unlisted> {
+    pub fn unlisted(&self, listed: impl Fn(&PoolId) -> Option<Vec<Arc<str>>>) -> Vec<UnlistedModel> {
         let mut unlisted = Vec::new();
         for line in &self.lines {
             let lists: Option<Vec<_>> = line.pools.iter().map(&listed).collect();
             let Some(lists) = lists.map(|lists| lists.concat()).filter(|lists| !lists.is_empty()) else { continue };
             let names = self.literals.iter().filter(|name| line.route.models.iter().any(|model| model.matches(name)));
             let missing = names.filter(|name| !lists.contains(name));
-            unlisted.extend(missing.map(|model| Unlisted { model: Arc::clone(model), pools: line.pools.clone() }));
+            unlisted.extend(missing.map(|model| UnlistedModel { model: Arc::clone(model), pools: line.pools.clone() }));
         }
         unlisted
     }
@@ -145,7 +145,7 @@ impl Routes {
     /// The models available to these classes: names and aliases of the settings, and those listed by engines of
     /// pools behind patterns.
     #[must_use]
-    pub fn models_for(&self, classes: &[ClassId], fleet: &Fleet) -> BTreeSet<Model> {
+    pub fn models_for(&self, classes: &[ClassId], fleet: &Fleet) -> BTreeSet<AvailableModel> {
         let serves = |name: &str| classes.iter().any(|class| self.find(Some(name), class).is_some());
         let mut models: BTreeSet<_> = self.literals.iter().filter(|name| serves(name)).cloned().collect();
         for (alias, name) in &self.aliases {
@@ -162,11 +162,11 @@ impl Routes {
             };
             models.extend(fleet.models(pool).into_iter().filter(|name| reaches(name)));
         }
-        models.into_iter().map(|id| Model { id }).collect()
+        models.into_iter().map(|id| AvailableModel { id }).collect()
     }
 }
 
-impl Line {
+impl RouteEntry {
     fn has_pattern(&self) -> bool {
         self.route.models.iter().any(|pattern| !pattern.is_literal())
     }
@@ -189,9 +189,9 @@ fn label_of(pattern: &Glob) -> Arc<str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::settings::{EngineAddress, Engines, Pool, Scheme};
+    use super::super::settings::{EngineAddress, EngineSource, PoolSettings, Scheme};
     use super::*;
-    use crate::units::Tick;
+    use crate::types::Tick;
 
     fn route(models: &[&str], classes: Option<&[&str]>, pools: &[&str]) -> Route {
         Route {
@@ -300,10 +300,10 @@ mod tests {
     fn the_list_of_models_has_names_aliases_and_what_engines_behind_patterns_serve() {
         let fleet = Fleet::new(1);
         let address = EngineAddress { scheme: Scheme::Http, host: "e".into(), port: 1, base: "".into(), name: None };
-        let engines = || Engines::Static(vec![address.clone()]);
+        let engines = || EngineSource::Static(vec![address.clone()]);
         let pools = ["interactive", "overflow", "batch"];
-        let pools = pools.map(|id| Arc::new(Pool::with_defaults(id.into(), engines())));
-        fleet.follow(&pools, Tick::ZERO);
+        let pools = pools.map(|id| Arc::new(PoolSettings::with_defaults(id.into(), engines())));
+        fleet.apply_settings(&pools, Tick::ZERO);
         let serves = |pool: &str, models: &[&str]| {
             fleet.lists_models(&pool.into(), &address.id(), models.iter().map(|model| Arc::from(*model)).collect());
         };

@@ -10,15 +10,15 @@ use rustls::pki_types::CertificateDer;
 use secrecy::SecretString;
 
 use crate::admit::queue;
-use crate::units::{ClassId, EngineId, Glob, PoolId};
+use crate::types::{ClassId, EngineId, Glob, PoolId};
 
 /// A pool of interchangeable engines.
 #[derive(Clone, Debug)]
-pub struct Pool {
+pub struct PoolSettings {
     /// Its name.
     pub id: PoolId,
     /// Its engines.
-    pub engines: Engines,
+    pub engines: EngineSource,
     /// Their kind.
     pub kind: EngineKind,
     /// Bearer token for the engines, from `engine.api_key_file`.
@@ -38,12 +38,12 @@ pub struct Pool {
     /// Bounds of `auto`.
     pub seat_bounds: SeatBounds,
     /// Queue settings.
-    pub queue: queue::Settings,
+    pub queue: queue::QueueSettings,
     /// Health checks; `None`: `health: off`.
-    pub health: Option<Health>,
+    pub health: Option<HealthCheck>,
     /// Scraping of the engines' metrics; `None`: `metrics: off`, and by default for kind
     /// `generic`.
-    pub metrics: Option<Scrape>,
+    pub metrics: Option<MetricsScrape>,
     /// Time limit of connecting, TLS included.
     pub connect_timeout: Duration,
     /// Retry settings.
@@ -58,7 +58,7 @@ pub struct Pool {
 
 /// The engines of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Engines {
+pub enum EngineSource {
     /// A fixed list, at least one.
     Static(Vec<EngineAddress>),
     /// The addresses of one DNS name, resolved periodically.
@@ -77,13 +77,13 @@ pub struct DnsName {
     /// Interval of resolution.
     pub refresh: Duration,
     /// Which addresses are engines.
-    pub family: Family,
+    pub family: AddressFamily,
 }
 
 /// Which addresses of a DNS name are engines, because an engine with an IPv4 and an IPv6 address is one
 /// engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Family {
+pub enum AddressFamily {
     /// One family: the one that answers.
     #[default]
     Auto,
@@ -95,10 +95,14 @@ pub enum Family {
     Both,
 }
 
-impl Family {
+impl AddressFamily {
     /// Names in the settings, in the order of the documentation.
-    pub const ALL: &'static [(&'static str, Family)] =
-        &[("auto", Family::Auto), ("ipv4", Family::Ipv4), ("ipv6", Family::Ipv6), ("both", Family::Both)];
+    pub const ALL: &'static [(&'static str, AddressFamily)] = &[
+        ("auto", AddressFamily::Auto),
+        ("ipv4", AddressFamily::Ipv4),
+        ("ipv6", AddressFamily::Ipv6),
+        ("both", AddressFamily::Both),
+    ];
 }
 
 impl DnsName {
@@ -278,7 +282,7 @@ impl Default for SeatBounds {
 
 /// A health check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct HealthCheck {
     /// Path of the GET; 2xx and 3xx are healthy.
     pub path: Arc<str>,
     /// Interval.
@@ -287,16 +291,16 @@ pub struct Health {
     pub timeout: Duration,
 }
 
-impl Default for Health {
+impl Default for HealthCheck {
     /// `{path: /health, every: 2s, timeout: 2s}`
     fn default() -> Self {
-        Health { path: Arc::from("/health"), every: Duration::from_secs(2), timeout: Duration::from_secs(2) }
+        HealthCheck { path: Arc::from("/health"), every: Duration::from_secs(2), timeout: Duration::from_secs(2) }
     }
 }
 
 /// Scraping of an engine's metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scrape {
+pub struct MetricsScrape {
     /// Path of the GET.
     pub path: Arc<str>,
     /// Interval.
@@ -305,10 +309,10 @@ pub struct Scrape {
     pub timeout: Duration,
 }
 
-impl Default for Scrape {
+impl Default for MetricsScrape {
     /// `{path: /metrics, every: 2s, timeout: 2s}`
     fn default() -> Self {
-        Scrape { path: Arc::from("/metrics"), every: Duration::from_secs(2), timeout: Duration::from_secs(2) }
+        MetricsScrape { path: Arc::from("/metrics"), every: Duration::from_secs(2), timeout: Duration::from_secs(2) }
     }
 }
 
@@ -383,20 +387,20 @@ impl Inject {
     }
 }
 
-impl Pool {
+impl PoolSettings {
     /// Whether it may have several engines.
     #[must_use]
     pub fn has_several_engines(&self) -> bool {
         match &self.engines {
-            Engines::Static(all) => all.len() > 1,
-            Engines::Dns(_) => true,
+            EngineSource::Static(all) => all.len() > 1,
+            EngineSource::Dns(_) => true,
         }
     }
 
     /// A pool of kind `vllm` with these engines and all defaults.
     #[must_use]
-    pub fn with_defaults(id: PoolId, engines: Engines) -> Self {
-        Pool {
+    pub fn with_defaults(id: PoolId, engines: EngineSource) -> Self {
+        PoolSettings {
             id,
             engines,
             kind: EngineKind::Vllm,
@@ -408,10 +412,10 @@ impl Pool {
             balance: Balance::LeastWork,
             concurrency: Concurrency::default(),
             seat_bounds: SeatBounds::default(),
-            queue: queue::Settings::default(),
-            health: Some(Health::default()),
-            metrics: Some(Scrape::default()),
-            connect_timeout: Pool::CONNECT_TIMEOUT,
+            queue: queue::QueueSettings::default(),
+            health: Some(HealthCheck::default()),
+            metrics: Some(MetricsScrape::default()),
+            connect_timeout: PoolSettings::CONNECT_TIMEOUT,
             retries: Retries::default(),
             breaker: Some(BreakerLimits::default()),
             cool_down: CoolDown::default(),

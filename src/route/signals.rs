@@ -9,19 +9,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::locks::Mutex;
-use crate::units::Tick;
+use crate::sync::Mutex;
+use crate::types::Tick;
 
 /// The signals of one engine; see the module.
 #[derive(Debug, Default)]
-pub struct Signals {
-    /// The last token or finished response, in nanoseconds plus one; 0 if none. Up to [`Signals::GRAIN`] too
+pub struct EngineSignals {
+    /// The last token or finished response, in nanoseconds plus one; 0 if none. Up to [`EngineSignals::GRAIN`] too
     /// early.
     alive: AtomicU64,
     /// Number of departures.
     departures: AtomicU64,
     /// Attempts that wait for the start of their response.
-    waiting: Mutex<Slots>,
+    waiting: Mutex<WatchSlots>,
     /// When its rejection of the pool's key was last logged, in nanoseconds plus one.
     key_refusal_told: AtomicU64,
     /// Its usage event has had members that stand on the finish event where nobody asks for usage.
@@ -29,17 +29,17 @@ pub struct Signals {
 }
 
 #[derive(Debug, Default)]
-struct Slots {
+struct WatchSlots {
     wakers: Vec<Option<Waker>>,
     free: Vec<usize>,
 }
 
-impl Slots {
+impl WatchSlots {
     /// Slots kept for reuse.
     const KEPT: usize = 64;
 }
 
-impl Signals {
+impl EngineSignals {
     /// Resolution of signs of life.
     pub const GRAIN: Duration = Duration::from_millis(100);
     /// Interval of the log line about a rejected key.
@@ -92,7 +92,7 @@ impl Signals {
 /// Tells one attempt whether its engine goes away before its response starts.
 #[derive(Debug)]
 pub struct DepartureWatch {
-    signals: Arc<Signals>,
+    signals: Arc<EngineSignals>,
     /// Departures seen.
     seen: u64,
     slot: Option<usize>,
@@ -101,7 +101,7 @@ pub struct DepartureWatch {
 impl DepartureWatch {
     /// Watches from now on.
     #[must_use]
-    pub fn new(signals: &Arc<Signals>) -> Self {
+    pub fn new(signals: &Arc<EngineSignals>) -> Self {
         let seen = signals.departures.load(Ordering::Acquire);
         DepartureWatch { signals: Arc::clone(signals), seen, slot: None }
     }
@@ -143,9 +143,9 @@ impl Drop for DepartureWatch {
             let mut slots = self.signals.waiting.lock();
             let waker = slots.wakers[slot].take();
             slots.free.push(slot);
-            if slots.free.len() == slots.wakers.len() && slots.wakers.len() > Slots::KEPT {
+            if slots.free.len() == slots.wakers.len() && slots.wakers.len() > WatchSlots::KEPT {
                 // Releases the memory of a burst.
-                *slots = Slots::default();
+                *slots = WatchSlots::default();
             }
             drop(slots);
             drop(waker);
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_departure_wakes_whoever_waits_and_is_seen_once() {
-        let (signals, count) = (Arc::new(Signals::default()), Arc::new(Count::default()));
+        let (signals, count) = (Arc::new(EngineSignals::default()), Arc::new(Count::default()));
         let waker = Waker::from(Arc::clone(&count));
         let cx = Context::from_waker(&waker);
         let mut first = DepartureWatch::new(&signals);
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn signs_of_life_are_known_to_a_tenth_of_a_second() {
-        let signals = Signals::default();
+        let signals = EngineSignals::default();
         assert_eq!(signals.last_alive(), None);
         for (at, known) in [(0, 0), (99, 0), (100, 100), (150, 100), (5_000, 5_000), (4_000, 5_000)] {
             signals.is_alive(Tick::from_millis(at));
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_refused_key_is_told_once_a_minute() {
-        let signals = Signals::default();
+        let signals = EngineSignals::default();
         let told = |seconds: u64| signals.is_to_tell_of_key(Tick::from_millis(seconds * 1_000));
         assert_eq!([0, 1, 59, 60, 61, 120].map(told), [true, false, false, true, false, true]);
     }

@@ -32,16 +32,16 @@ impl Key {
 #[derive(Debug, Default)]
 pub(super) struct Tournament {
     width: usize,
-    nodes: Vec<Node>,
+    nodes: Vec<TournamentNode>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct TournamentNode {
     best: Key,
     equals: u32,
 }
 
-const EMPTY: Node = Node { best: Key::OUT, equals: 1 };
+const EMPTY: TournamentNode = TournamentNode { best: Key::OUT, equals: 1 };
 
 impl Tournament {
     /// The key of a slot; unset slots are out.
@@ -80,12 +80,12 @@ impl Tournament {
         Some(node - self.width)
     }
 
-    fn play(&self, node: usize) -> Node {
+    fn play(&self, node: usize) -> TournamentNode {
         let (a, b) = (self.nodes[2 * node], self.nodes[2 * node + 1]);
         match a.best.cmp(&b.best) {
             std::cmp::Ordering::Less => a,
             std::cmp::Ordering::Greater => b,
-            std::cmp::Ordering::Equal => Node { best: a.best, equals: a.equals + b.equals },
+            std::cmp::Ordering::Equal => TournamentNode { best: a.best, equals: a.equals + b.equals },
         }
     }
 

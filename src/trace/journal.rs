@@ -25,7 +25,7 @@ const BLOCK_TOKENS: u64 = 128;
 
 /// What is needed of a line: a header or a request. Further members are passed over.
 #[derive(Deserialize)]
-struct Line {
+struct RecordedLine {
     /// Header: whose format it is.
     journal: Option<String>,
     version: Option<u64>,
@@ -117,7 +117,7 @@ impl<R: BufRead> JournalLines<R> {
             self.is_read = true;
             return Ok(());
         };
-        let Ok(line) = serde_json::from_slice::<Line>(bytes) else {
+        let Ok(line) = serde_json::from_slice::<RecordedLine>(bytes) else {
             notes.unreadable += 1;
             return Ok(());
         };
@@ -132,7 +132,7 @@ impl<R: BufRead> JournalLines<R> {
         self.take(line, number, notes)
     }
 
-    fn take(&mut self, line: Line, number: u64, notes: &mut TraceNotes) -> Result<(), TraceError> {
+    fn take(&mut self, line: RecordedLine, number: u64, notes: &mut TraceNotes) -> Result<(), TraceError> {
         let missing = |field| TraceError { line: number, fault: TraceFault::Missing(field) };
         let moment = i128::from(line.arrival_unix_ns.ok_or(missing("arrival_unix_ns"))?);
         let tokens = |value: Option<i64>, field: &'static str| match value {
@@ -188,7 +188,7 @@ impl<R: BufRead> JournalLines<R> {
 }
 
 /// Whether an engine had, or should have had, work with it.
-fn is_work(line: &Line) -> bool {
+fn is_work(line: &RecordedLine) -> bool {
     let generates = ["chat/completions", "completions", "responses", "messages"];
     let to_a_generating_path = line
         .endpoint

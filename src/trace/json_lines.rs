@@ -74,7 +74,7 @@ impl<R: BufRead> Lines<R> {
 
 /// Members that both formats have. Numbers stay as they are written until they are checked.
 #[derive(Deserialize)]
-struct Line {
+struct TraceLine {
     timestamp: Option<Number>,
     input_length: Option<Number>,
     output_length: Option<Number>,
@@ -95,7 +95,7 @@ fn number(value: Option<&Number>, field: &'static str, line: u64, must: &'static
     })
 }
 
-impl Line {
+impl TraceLine {
     /// The request, its times in so many nanoseconds and its blocks of so many tokens.
     fn row(self, line: u64, unit: f64, unit_name: &'static str, block: u64) -> Result<Row, TraceError> {
         let moment = (number(self.timestamp.as_ref(), "timestamp", line, unit_name)? * unit).round() as i128;
@@ -121,7 +121,7 @@ impl<R: BufRead> MooncakeLines<R> {
 
 impl<R: BufRead> Rows for MooncakeLines<R> {
     fn next_row(&mut self, _: &mut TraceNotes) -> Result<Option<Row>, TraceError> {
-        let Some((line, number)) = self.0.parse::<Line>()? else { return Ok(None) };
+        let Some((line, number)) = self.0.parse::<TraceLine>()? else { return Ok(None) };
         line.row(number, 1e6, "a number of milliseconds, 0 or more", 512).map(Some)
     }
 }
@@ -137,7 +137,7 @@ impl<R: BufRead> BailianLines<R> {
 
 impl<R: BufRead> Rows for BailianLines<R> {
     fn next_row(&mut self, _: &mut TraceNotes) -> Result<Option<Row>, TraceError> {
-        let Some((line, number)) = self.0.parse::<Line>()? else { return Ok(None) };
+        let Some((line, number)) = self.0.parse::<TraceLine>()? else { return Ok(None) };
         let session = line.parent_chat_id.filter(|parent| *parent >= 0).or(line.chat_id);
         let (moment, mut request) = line.row(number, 1e9, "a number of seconds, 0 or more", 16)?;
         request.session = session.map(|session| super::blocks::scrambled(session.unsigned_abs()));

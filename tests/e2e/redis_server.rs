@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use goodput::admit::shared::line::Line;
-use goodput::admit::shared::settings::{Address, OnFailure, Redis};
+use goodput::admit::redis::connection::RedisConnection;
+use goodput::admit::redis::settings::{OnFailure, Redis, RedisAddress};
 
 use crate::parts::{Missing, find};
 use crate::running::until;
@@ -90,12 +90,12 @@ impl RedisServer {
     /// Settings for a store in it. A busy machine answers when it can: calls have more time than any
     /// operator would give them, so that only what a test does to the server counts.
     pub fn settings(&self, on_failure: OnFailure) -> Redis {
-        let address = Address::read(&self.url()).expect("a URL of ours");
+        let address = RedisAddress::read(&self.url()).expect("a URL of ours");
         Redis { on_failure, timeout: Duration::from_secs(60), ..Redis::at(address) }
     }
 
-    pub async fn line(&self) -> Line {
-        Line::open(&self.settings(OnFailure::Open)).await.expect("it listens")
+    pub async fn line(&self) -> RedisConnection {
+        RedisConnection::open(&self.settings(OnFailure::Open)).await.expect("it listens")
     }
 
     /// Ends it at once. All it kept is gone.

@@ -6,37 +6,37 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use goodput::admit::limit::settings::{Allowance, Limits, Rate};
-use goodput::admit::limit::{Ledger, Limit, Output, Reservation, Used, Wanted};
-use goodput::admit::shared::line::{Failure, Line};
-use goodput::admit::shared::wire::{Answer, Bucket, COUNT_LIFE, Call, Places};
-use goodput::units::{TenantId, Tick, Tokens};
+use goodput::admit::limit::{LimitKind, LocalLimiter, LocalReservation, Output, Used, Wanted};
+use goodput::admit::redis::connection::{CallError, RedisConnection};
+use goodput::admit::redis::lua_call::{BucketArgs, COUNT_LIFE, ConcurrencyArgs, LuaCall, LuaReply};
+use goodput::types::{TenantId, Tick, Tokens};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use crate::parts::with_parts;
 use crate::redis_server::{Kind, RedisServer, on_each};
 
-const RATES: [Limit; 4] = [Limit::Tokens, Limit::InputTokens, Limit::OutputTokens, Limit::Requests];
+const RATES: [LimitKind; 4] = [LimitKind::Tokens, LimitKind::InputTokens, LimitKind::OutputTokens, LimitKind::Requests];
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-fn of(limit: Limit, input: u64, output: u64) -> u64 {
+fn of(limit: LimitKind, input: u64, output: u64) -> u64 {
     match limit {
-        Limit::Tokens => input.saturating_add(output),
-        Limit::InputTokens => input,
-        Limit::OutputTokens => output,
-        Limit::Requests | Limit::ConcurrentRequests => 1,
+        LimitKind::Tokens => input.saturating_add(output),
+        LimitKind::InputTokens => input,
+        LimitKind::OutputTokens => output,
+        LimitKind::Requests | LimitKind::ConcurrentRequests => 1,
     }
 }
 
 /// A tenant's books in the store, asked without leases: one call for each step.
 struct Books<'a> {
-    line: &'a Line,
+    line: &'a RedisConnection,
     server: &'a RedisServer,
     key: String,
-    rates: Vec<(Limit, Rate)>,
+    rates: Vec<(LimitKind, Rate)>,
     places: Option<u64>,
     running: u64,
     /// Time that passed by our own doing.
@@ -44,16 +44,17 @@ struct Books<'a> {
 }
 
 impl Books<'_> {
-    fn call(&self) -> Call {
-        let bucket = |(limit, rate): &(Limit, Rate)| Bucket {
+    fn call(&self) -> LuaCall {
+        let bucket = |(limit, rate): &(LimitKind, Rate)| BucketArgs {
             field: limit.as_str().into(),
             per_minute: rate.per_minute(),
             burst: rate.burst(),
-            ..Bucket::default()
+            ..BucketArgs::default()
         };
         let most = self.places.unwrap_or_default();
-        let place = Places { field: "places".into(), most, running: self.running, ..Places::default() };
-        Call {
+        let place =
+            ConcurrencyArgs { field: "places".into(), most, running: self.running, ..ConcurrencyArgs::default() };
+        LuaCall {
             key: self.key.as_str().into(),
             gateway: "a1".into(),
             key_life: Duration::from_secs(600),
@@ -62,20 +63,20 @@ impl Books<'_> {
         }
     }
 
-    async fn made(&self, call: &Call) -> (Answer, Tick) {
+    async fn made(&self, call: &LuaCall) -> (LuaReply, Tick) {
         let answer = self.line.call(call).await.expect("an answer");
         let at = Tick::from_nanos(answer.now * 1000) + self.passed;
         (answer, at)
     }
 
-    async fn ask(&self, needs: &[u64]) -> (Answer, Tick) {
+    async fn ask(&self, needs: &[u64]) -> (LuaReply, Tick) {
         let mut call = self.call();
         call.buckets.iter_mut().zip(needs).for_each(|(bucket, need)| bucket.need = *need);
         call.places.iter_mut().for_each(|place| place.need = 1);
         self.made(&call).await
     }
 
-    async fn end(&self, held: &[u64], used: impl Fn(Limit) -> u64) -> (Answer, Tick) {
+    async fn end(&self, held: &[u64], used: impl Fn(LimitKind) -> u64) -> (LuaReply, Tick) {
         let mut call = self.call();
         for ((bucket, held), (limit, _)) in call.buckets.iter_mut().zip(held).zip(&self.rates) {
             bucket.back = held.saturating_sub(used(*limit));
@@ -159,11 +160,11 @@ fn the_script_counts_as_the_ledger_of_one_gateway(kind: Kind) {
 }
 
 async fn play(mut books: Books<'_>, allowance: Allowance, steps: &[Step]) -> Result<(), TestCaseError> {
-    let (tenant, ledger) = (TenantId::from("acme"), Ledger::new());
+    let (tenant, ledger) = (TenantId::from("acme"), LocalLimiter::new());
     let limits = Limits { whole: allowance, models: BTreeMap::new() };
     let (_, begin) = books.made(&books.call()).await;
     ledger.reload(&BTreeMap::from([(tenant.clone(), limits)]), begin);
-    let mut open: Vec<(Reservation, Vec<u64>)> = Vec::new();
+    let mut open: Vec<(LocalReservation, Vec<u64>)> = Vec::new();
     for step in steps {
         let (answer, at) = match *step {
             Step::Pass(micros) => {
@@ -179,7 +180,7 @@ async fn play(mut books: Books<'_>, allowance: Allowance, steps: &[Step]) -> Res
                     rates.iter().map(|(limit, rate)| of(*limit, input, output).min(rate.burst())).collect();
                 let never = stated
                     && rates.iter().any(|(limit, rate)| {
-                        let counts = matches!(limit, Limit::Tokens | Limit::OutputTokens);
+                        let counts = matches!(limit, LimitKind::Tokens | LimitKind::OutputTokens);
                         counts && of(*limit, input, output) > rate.burst()
                     });
                 if never {
@@ -214,18 +215,18 @@ async fn play(mut books: Books<'_>, allowance: Allowance, steps: &[Step]) -> Res
         });
         let taken = answer.places.iter().map(|count| books.places.unwrap_or_default() - count.ours);
         let theirs: Vec<u64> = levels.chain(taken).collect();
-        let ours: Vec<u64> = ledger.standings(&tenant, "m", at).iter().map(|standing| standing.remaining).collect();
+        let ours: Vec<u64> = ledger.statuses(&tenant, "m", at).iter().map(|standing| standing.remaining).collect();
         prop_assert_eq!(theirs, ours);
     }
     Ok(())
 }
 
-fn tokens(per_minute: u64, need: u64) -> Bucket {
-    Bucket { field: "tokens".into(), per_minute, burst: per_minute, need, ..Bucket::default() }
+fn tokens(per_minute: u64, need: u64) -> BucketArgs {
+    BucketArgs { field: "tokens".into(), per_minute, burst: per_minute, need, ..BucketArgs::default() }
 }
 
-fn of_tenant(key: &str, gateway: &str, bucket: Bucket) -> Call {
-    Call {
+fn of_tenant(key: &str, gateway: &str, bucket: BucketArgs) -> LuaCall {
+    LuaCall {
         key: key.into(),
         gateway: gateway.into(),
         key_life: Duration::from_secs(60),
@@ -239,8 +240,8 @@ fn what_is_kept_and_not_ours_is_told_and_left_alone(kind: Kind) {
         let server = RedisServer::start(kind)?;
         let runtime = runtime();
         let line = runtime.block_on(server.line());
-        let places = Places { field: "places".into(), most: 9, need: 1, ..Places::default() };
-        let call = |key: &str| Call { places: vec![places.clone()], ..of_tenant(key, "a", tokens(60, 1)) };
+        let places = ConcurrencyArgs { field: "places".into(), most: 9, need: 1, ..ConcurrencyArgs::default() };
+        let call = |key: &str| LuaCall { places: vec![places.clone()], ..of_tenant(key, "a", tokens(60, 1)) };
         let ask = |key: &str| runtime.block_on(line.call(&call(key)));
         server.say(&["SET", "text", "hello"]).expect("it is set");
         for (key, field, value) in [
@@ -262,7 +263,7 @@ fn what_is_kept_and_not_ours_is_told_and_left_alone(kind: Kind) {
         let keys = ["text", "words", "negative", "too_fine", "two", "layout", "birth", "late_birth"];
         for key in keys.into_iter().chain(["huge", "beyond", "far", "crowd", "for_ever"]) {
             let before = server.say(&["DUMP", key]).expect("an answer");
-            assert!(matches!(ask(key), Err(Failure::Nonsense(_))), "{key}: {:?}", ask(key));
+            assert!(matches!(ask(key), Err(CallError::Nonsense(_))), "{key}: {:?}", ask(key));
             assert_eq!(server.say(&["DUMP", key]).expect("an answer"), before, "{key} was changed");
         }
         server.say(&["HSET", "most", "tokens", "9007199254740992 0 9007199254740992"]).expect("it is set");
@@ -302,10 +303,10 @@ fn books_that_were_lost_are_begun_with_what_each_gateway_knows(kind: Kind) {
         // A token a minute: nothing to speak of flows off meanwhile.
         let call = |gateway: &str, begun, remembered, need| {
             let unheard = u64::from(gateway == "a") * 5;
-            let bucket = Bucket { begun, unheard, remembered, burst: 60, ..tokens(1, need) };
+            let bucket = BucketArgs { begun, unheard, remembered, burst: 60, ..tokens(1, need) };
             runtime.block_on(line.call(&of_tenant("k", gateway, bucket))).expect("an answer")
         };
-        let about = |answer: &Answer, tokens: u64| {
+        let about = |answer: &LuaReply, tokens: u64| {
             let level = answer.buckets[0];
             let whole = level.whole + u64::from(level.micros > 0);
             assert!((tokens - 1..=tokens).contains(&whole), "about {tokens}: {level:?}");
@@ -323,9 +324,9 @@ fn books_that_were_lost_are_begun_with_what_each_gateway_knows(kind: Kind) {
         // Who has heard of the new books remembers those.
         about(&call("b", first.begun, 45, 0), 45);
         server.say(&["HSET", "k", "lost/tokens", "many"]).expect("it is set");
-        let bucket = Bucket { begun, remembered: 50, burst: 60, ..tokens(1, 0) };
+        let bucket = BucketArgs { begun, remembered: 50, burst: 60, ..tokens(1, 0) };
         let odd = runtime.block_on(line.call(&of_tenant("k", "d", bucket)));
-        assert!(matches!(odd, Err(Failure::Nonsense(_))), "{odd:?}");
+        assert!(matches!(odd, Err(CallError::Nonsense(_))), "{odd:?}");
         Ok(())
     });
 }
@@ -336,10 +337,10 @@ fn places_of_a_gateway_that_is_gone_come_back(kind: Kind) {
         let runtime = runtime();
         let line = runtime.block_on(server.line());
         let call = |gateway: &str, running, need, besides| {
-            let place = Places { field: "places".into(), most: 10, running, need, besides };
+            let place = ConcurrencyArgs { field: "places".into(), most: 10, running, need, besides };
             let key_life = Duration::from_secs(60);
             let call =
-                Call { key: "k".into(), gateway: gateway.into(), key_life, buckets: vec![], places: vec![place] };
+                LuaCall { key: "k".into(), gateway: gateway.into(), key_life, buckets: vec![], places: vec![place] };
             runtime.block_on(line.call(&call)).expect("an answer")
         };
         assert_eq!(call("a", 0, 1, 5).places[0].ours, 6);
@@ -373,7 +374,7 @@ fn a_server_that_forgot_the_script_is_given_it_again(kind: Kind) {
         let line = runtime.block_on(server.line());
         for _ in 0..3 {
             server.say(&["SCRIPT", "FLUSH"]).expect("it forgets");
-            let call: Arc<Call> = of_tenant("k", "a", tokens(60, 1)).into();
+            let call: Arc<LuaCall> = of_tenant("k", "a", tokens(60, 1)).into();
             assert!(runtime.block_on(line.call(&call)).expect("an answer").granted);
         }
         Ok(())

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use goodput::admit::limit::settings::{Allowance, Limits, Rate};
-use goodput::admit::limit::{Exhausted, Output, Used, Wanted};
-use goodput::admit::shared::settings::{Address, OnFailure, Redis};
-use goodput::admit::shared::{By, Denied, Ended, Store};
+use goodput::admit::limit::{LimitExceeded, Output, Used, Wanted};
+use goodput::admit::redis::settings::{OnFailure, Redis, RedisAddress};
+use goodput::admit::redis::{CallResult, Denied, GrantSource, RedisLimiter};
 use goodput::clock::Clock;
-use goodput::units::{TenantId, Tokens};
+use goodput::types::{TenantId, Tokens};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -48,7 +48,7 @@ fn wanted(tokens: u64) -> Wanted {
 
 /// A gateway's part of the limits: the store, and the task that keeps it.
 struct Gateway {
-    store: Store,
+    store: RedisLimiter,
     clock: Clock,
     let_in: AtomicU64,
     keeper: tokio::task::AbortHandle,
@@ -57,7 +57,7 @@ struct Gateway {
 impl Gateway {
     fn with(settings: Redis, allowance: &Allowance, seed: u64) -> Arc<Gateway> {
         let clock = Clock::start();
-        let (store, keeper) = Store::new(settings, clock, seed);
+        let (store, keeper) = RedisLimiter::new(settings, clock, seed);
         let limits = Limits { whole: allowance.clone(), models: BTreeMap::new() };
         store.reload(&BTreeMap::from([(acme(), limits)]), GATEWAYS, clock.now());
         let keeper = tokio::spawn(keeper.run()).abort_handle();
@@ -119,7 +119,7 @@ fn let_in(gateways: &[Arc<Gateway>]) -> u64 {
     gateways.iter().map(|gateway| gateway.let_in.load(Ordering::Relaxed)).sum()
 }
 
-fn requests(gateways: &[Arc<Gateway>], by: By) -> u64 {
+fn requests(gateways: &[Arc<Gateway>], by: GrantSource) -> u64 {
     gateways.iter().map(|gateway| gateway.store.numbers().requests(by)).sum()
 }
 
@@ -147,9 +147,9 @@ fn three_gateways_let_in_what_the_limit_allows_and_no_more(kind: Kind) {
                 passed > Duration::from_secs(6) && count >= 0.97 * allowed
             })
             .await;
-            assert_eq!(requests(&gateways, By::Share), 0, "the store was there all the time");
+            assert_eq!(requests(&gateways, GrantSource::Share), 0, "the store was there all the time");
             let calls: u64 = gateways.iter().map(|gateway| gateway.store.numbers().calls.iter().sum::<u64>()).sum();
-            let asked = requests(&gateways, By::Lease) + requests(&gateways, By::Store);
+            let asked = requests(&gateways, GrantSource::Lease) + requests(&gateways, GrantSource::Store);
             let parts: Vec<u64> = gateways.iter().map(|gateway| gateway.let_in.load(Ordering::Relaxed)).collect();
             let worst = parts.iter().map(|part| part.abs_diff(parts.iter().sum::<u64>() / 3)).max().unwrap_or(0);
             assert!(worst * 5 < parts.iter().sum::<u64>(), "each has about a third: {parts:?}");
@@ -205,12 +205,12 @@ fn run_with(kind: Kind, harm: Harm, on_failure: OnFailure) {
             }
             until(|| gateways.iter().all(|gateway| gateway.store.numbers().up)).await;
             let away = clock.now().since(outage);
-            let (asked, back) = (requests(&gateways, By::Store), clock.now());
+            let (asked, back) = (requests(&gateways, GrantSource::Store), clock.now());
             // It is used again without a restart.
-            until(|| clock.now().since(back) > Duration::from_secs(2) && requests(&gateways, By::Store) > asked).await;
+            until(|| clock.now().since(back) > Duration::from_secs(2) && requests(&gateways, GrantSource::Store) > asked).await;
 
             let count = let_in(&gateways);
-            let allowed = BURST as f64 + flow(clock.now().since(goodput::units::Tick::ZERO));
+            let allowed = BURST as f64 + flow(clock.now().since(goodput::types::Tick::ZERO));
             let beyond = count as f64 - allowed;
             // One that hangs is told from one that is slow by its silence alone: a busy machine's may be
             // given up more than once.
@@ -226,13 +226,13 @@ fn run_with(kind: Kind, harm: Harm, on_failure: OnFailure) {
                     assert!(meanwhile as f64 <= at_most, "and no more than they hold: {what}");
                     let is_told = outages > 1 || beyond < 0.1 * allowed;
                     assert!(is_told, "what was let in meanwhile is told to the store when it is back: {what}");
-                    assert_eq!(requests(&gateways, By::Nobody), 0);
+                    assert_eq!(requests(&gateways, GrantSource::Nobody), 0);
                 }
                 OnFailure::Closed => {
                     assert!(meanwhile <= unspent, "nothing but leases: {what}");
                     assert!(beyond <= bound, "{what}");
-                    assert_eq!(requests(&gateways, By::Share), 0);
-                    assert!(requests(&gateways, By::Nobody) > 0);
+                    assert_eq!(requests(&gateways, GrantSource::Share), 0);
+                    assert!(requests(&gateways, GrantSource::Nobody) > 0);
                 }
             }
         });
@@ -270,7 +270,7 @@ fn places_are_shared_and_those_of_a_gateway_that_dies_come_back(kind: Kind) {
             for gateway in &gateways {
                 let fifth = gateway.store.reserve(&acme(), "m", &wanted(1), gateway.clock.now()).await;
                 assert!(
-                    matches!(fifth, Err(Denied::Exhausted(Exhausted::ForNow { retry_after: None, .. }))),
+                    matches!(fifth, Err(Denied::Exhausted(LimitExceeded::Retryable { retry_after: None, .. }))),
                     "{fifth:?}"
                 );
             }
@@ -345,7 +345,7 @@ fn who_leaves_while_the_store_is_asked_takes_nothing(kind: Kind) {
             let (store, clock) = (&gateways[0].store, gateways[0].clock);
             // With ever more patience, until some were answered; from a lease that is large enough
             // all others are, and the store is not asked any more.
-            let granted = || store.numbers().calls(Ended::Granted);
+            let granted = || store.numbers().calls(CallResult::Granted);
             for patience in (1..400).take_while(|_| granted() < 20) {
                 let (acme, wanted) = (acme(), wanted(400));
                 let mut asked = std::pin::pin!(store.reserve(&acme, "m", &wanted, clock.now()));
@@ -397,7 +397,7 @@ fn c114_a_store_that_forgot_is_told_without_being_asked(kind: Kind) {
             until(|| kept(&server) + 100 >= owed).await;
             for gateway in &gateways {
                 let refused = gateway.ask(4800 - 4000).await;
-                assert!(matches!(refused, Err(Denied::Exhausted(Exhausted::ForNow { .. }))), "{refused:?}");
+                assert!(matches!(refused, Err(Denied::Exhausted(LimitExceeded::Retryable { .. }))), "{refused:?}");
             }
             assert!(kept(&server) <= owed + 3, "once: {} of {owed}", kept(&server));
         });
@@ -420,17 +420,17 @@ fn what_is_not_ours_harms_one_tenant_only(kind: Kind) {
                 gateway.ask(50).await.expect("its share is there");
             }
             let numbers = gateway.store.numbers();
-            assert!(numbers.calls(Ended::Nonsense) >= 1 && numbers.up, "{numbers:?}");
-            assert_eq!(numbers.requests(By::Share), 5);
+            assert!(numbers.calls(CallResult::Nonsense) >= 1 && numbers.up, "{numbers:?}");
+            assert_eq!(numbers.requests(GrantSource::Share), 5);
             let held = gateway.store.reserve(&other, "m", &wanted(50), now).await.expect("a tenant of its own");
-            assert_eq!(gateway.store.numbers().requests(By::Store), 1);
+            assert_eq!(gateway.store.numbers().requests(GrantSource::Store), 1);
             drop(held);
             // Somebody clears it away.
             server.say(&["DEL", "goodput:limits:acme"]).expect("it is gone");
             loop {
                 // Until it is asked again its share is what there is, and we are quick.
                 let _ = gateway.ask(50).await;
-                if gateway.store.numbers().requests(By::Store) > 1 {
+                if gateway.store.numbers().requests(GrantSource::Store) > 1 {
                     break;
                 }
                 tokio::task::yield_now().await;
@@ -445,7 +445,7 @@ fn a_store_behind_a_password_wants_it_and_no_log_shows_it(kind: Kind) {
         let server = RedisServer::with(kind, &["--requirepass", "s3cret"])?;
         runtime().block_on(async {
             let with = |query: &str| {
-                let address = Address::read(&format!("{}{query}", server.url())).expect("a URL of ours");
+                let address = RedisAddress::read(&format!("{}{query}", server.url())).expect("a URL of ours");
                 Redis { address, ..server.settings(OnFailure::Closed) }
             };
             let wrong = Gateway::with(with("?pass=wr0ng"), &tokens_limit(), 1);
@@ -493,7 +493,7 @@ fn what_is_no_store_at_all_is_none() {
                 }
             });
             for on_failure in [OnFailure::Open, OnFailure::Closed] {
-                let settings = Redis { on_failure, ..Redis::at(Address::read(&address).expect("a URL")) };
+                let settings = Redis { on_failure, ..Redis::at(RedisAddress::read(&address).expect("a URL")) };
                 let gateway = Gateway::with(settings, &tokens_limit(), 1);
                 for _ in 0..3 {
                     let asked = gateway.ask(50).await;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::support::scripted_engine::{Script, ScriptedEngine, fixtures::*};
 use futures_util::future::join_all;
-use goodput::admit::Books;
-use goodput::admit::queue::{Aim, Ask as QueueAsk, Standing, WhenHopeless};
-use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
-use goodput::units::{ClientState, DisconnectReason, Priority, TenantId, Tokens};
+use goodput::admit::RateLimiter;
+use goodput::admit::queue::{Deadline, LimitState, QueueRequest as QueueAsk, WhenHopeless};
+use goodput::types::{ClientState, DisconnectReason, Priority, TenantId, Tokens};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -57,24 +57,24 @@ pub async fn status(house: &House, ask: Ask) -> u16 {
 
 /// What is left of a limit of `acme`.
 pub fn left(house: &House, limit: &str) -> u64 {
-    let (tenant, now) = (goodput::units::TenantId::from("acme"), house.clock.now());
-    let Books::Here(ledger) = &house.gateway.books else { panic!("limits of this process") };
-    let standings = ledger.standings(&tenant, "m1", now);
-    standings.iter().find(|standing| standing.limit.as_str() == limit).expect("a limit of this name").remaining
+    let (tenant, now) = (goodput::types::TenantId::from("acme"), house.clock.now());
+    let RateLimiter::Local(log) = &house.gateway.limiter else { panic!("limits of this process") };
+    let standings = log.statuses(&tenant, "m1", now);
+    standings.iter().find(|limit_state| limit_state.limit.as_str() == limit).expect("a limit of this name").remaining
 }
 
 /// What a patient request asks of a queue.
 pub fn patient() -> QueueAsk {
     QueueAsk {
         tenant: TenantId::anonymous(),
-        rank: Priority::Normal,
+        priority: Priority::Normal,
         arrival: at(0),
-        aim: Aim::Whenever,
+        deadline: Deadline::Whenever,
         tokens: Tokens(1),
         prompt: Tokens(1),
-        leave_by: at(100_000),
+        timeout_at: at(100_000),
         when_hopeless: WhenHopeless::Demote,
-        standing: Standing::WithinLimits,
+        limit_state: LimitState::WithinLimits,
     }
 }
 
@@ -100,7 +100,7 @@ async fn a_prompt_waits_until_the_one_before_it_has_been_read() {
     house.sleep(ms(50)).await;
     assert_eq!(house.crowd(), (1, 1), "seats are not what is short");
     let _ = (first.await.unwrap(), second.await.unwrap());
-    assert_eq!(engine.ledger().requests()[1].body_at, at(300), "asked when the first token came");
+    assert_eq!(engine.log().requests()[1].body_at, at(300), "asked when the first token came");
     house.lines(2).await;
     ended(house).await;
 }
@@ -115,7 +115,7 @@ async fn a_prompt_whose_first_token_nobody_sees_counts_as_read_after_a_while() {
     let second = spawn(&house, Ask::post(CHAT, capped(500, false)));
     let answers = (first.await.unwrap(), second.await.unwrap());
     assert_eq!((answers.0.status.as_u16(), answers.1.status.as_u16()), (200, 200));
-    let asked = engine.ledger().requests()[1].body_at;
+    let asked = engine.log().requests()[1].body_at;
     assert!(asked > at(25) && asked < at(100), "about as long as reading takes: {asked:?}");
     house.lines(2).await;
     ended(house).await;
@@ -145,11 +145,11 @@ async fn without_a_word_about_it_the_room_for_prompts_follows_what_was_learned_o
     house.sleep(ms(50)).await;
     let second = spawn(&house, Ask::post(CHAT, long()));
     let _ = (first.await.unwrap(), second.await.unwrap());
-    let asked = engine.ledger().requests()[41].body_at;
+    let asked = engine.log().requests()[41].body_at;
     assert_eq!(asked, before + ms(300), "each takes all of the room, until its first token");
-    house.adopt(&yaml.clone().with("queue: {prefill_tokens_per_engine: off}"));
+    house.reload(&yaml.clone().with("queue: {prefill_tokens_per_engine: off}"));
     assert_eq!(house.page().count("goodput_prefill_tokens_per_engine", &[]), 0);
-    house.adopt(&yaml.with("queue: {prefill_tokens_per_engine: 7}").top("replicas: 3"));
+    house.reload(&yaml.with("queue: {prefill_tokens_per_engine: 7}").top("replicas: 3"));
     assert_eq!(limit(&house), 2.0, "each gateway has its part");
     house.lines(42).await;
     ended(house).await;
@@ -164,7 +164,7 @@ async fn c25_a_concurrent_burst_passes_as_far_as_the_limit_goes() {
     let statuses: Vec<u16> = join_all(asks).await.into_iter().map(|reply| reply.status.as_u16()).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 3);
     assert_eq!(statuses.iter().filter(|status| **status == 429).count(), 7);
-    assert_eq!(engine.ledger().requests().len(), 3);
+    assert_eq!(engine.log().requests().len(), 3);
     // 1000 less three times 30, and what flowed back in 100 ms.
     assert!((910..=912).contains(&left(&house, "tokens_per_minute")), "{}", left(&house, "tokens_per_minute"));
     let page = house.page();
@@ -203,7 +203,7 @@ async fn c29_who_hangs_up_before_the_usage_pays_for_what_was_seen() {
     assert_eq!(left(&house, "tokens_per_minute"), 9000 - 5010, "prompt and cap are set aside");
     drop(reply);
     assert_eq!(left(&house, "tokens_per_minute"), 9000 - 10 - 60);
-    assert_eq!(engine.ledger().closed(0).await, at(600));
+    assert_eq!(engine.log().closed(0).await, at(600));
     assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
     house.end().await;
 }
@@ -320,7 +320,7 @@ async fn c32_retry_after_is_true_for_this_request() {
     assert_eq!(status(&house, by("sk-acme", capped(40, false))).await, 429, "a second less is too early");
     house.sleep(ms(1000)).await;
     assert_eq!(status(&house, by("sk-acme", capped(40, false))).await, 200);
-    assert_eq!(engine.ledger().requests().len(), 2);
+    assert_eq!(engine.log().requests().len(), 2);
     house.end().await;
 }
 
@@ -381,7 +381,7 @@ async fn c35_what_can_never_fit_is_refused_at_once_and_costs_nothing() {
     assert_eq!((&error["type"], &error["code"]), (&json!("invalid_request_error"), &json!("request_exceeds_limit")));
     let told = error["message"].as_str().expect("a message");
     assert!(told.contains("5000") && told.contains("1000") && told.contains("tokens_per_minute"), "{told}");
-    assert_eq!((left(&house, "tokens_per_minute"), engine.ledger().requests().len()), (1000, 0));
+    assert_eq!((left(&house, "tokens_per_minute"), engine.log().requests().len()), (1000, 0));
     assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
     // A cap that nobody states is a guess, and is cut to what fits.
     assert_eq!(status(&house, by("sk-acme", unary())).await, 200);
@@ -394,9 +394,9 @@ async fn never_fits_and_travels_untouched(body: String) {
     let ask = |key: &str| Ask::raw(CHAT, body.clone()).header("authorization", &format!("Bearer {key}"));
     let refused = house.send(ask("sk-acme")).await.whole().await;
     assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (400, &json!("request_exceeds_limit")));
-    assert_eq!((left(&house, "tokens_per_minute"), engine.ledger().requests().len()), (1000, 0));
+    assert_eq!((left(&house, "tokens_per_minute"), engine.log().requests().len()), (1000, 0));
     assert_eq!(status(&house, ask("sk-globex")).await, 200);
-    assert_eq!(engine.ledger().requests()[0].body, body.as_bytes());
+    assert_eq!(engine.log().requests()[0].body, body.as_bytes());
     house.lines(2).await;
     house.end().await;
 }
@@ -427,7 +427,7 @@ async fn c94_more_choices_than_are_kept_are_refused_and_cost_nothing() {
             assert!(told.contains("2048 choices"), "{told}");
         }
     }
-    assert_eq!((left(&house, "tokens_per_minute"), engine.ledger().requests().len()), (1000, 0));
+    assert_eq!((left(&house, "tokens_per_minute"), engine.log().requests().len()), (1000, 0));
     assert!(house.lines(8).await.iter().all(|line| line.verdict() == "excluded(invalid_request)"));
     house.end().await;
 }
@@ -493,21 +493,21 @@ async fn c40_a_reload_keeps_balances_and_applies_what_changed_at_once() {
     let engine = house.engine("e1", vec![answer_after(0, 10, 890), slow]);
     assert_eq!(status(&house, by("sk-acme", capped(890, false))).await, 200);
     assert_eq!(left(&house, "tokens_per_minute"), 100);
-    house.adopt(&yaml(1000));
+    house.reload(&yaml(1000));
     assert_eq!(left(&house, "tokens_per_minute"), 100, "the same limit keeps its balance");
 
     let mut running = house.send(by("sk-acme", capped(50, true))).await;
     running.frames(1).await;
-    house.adopt(&yaml(500));
+    house.reload(&yaml(500));
     assert_eq!(left(&house, "tokens_per_minute"), 0, "what was spent is carried over");
     assert_eq!(status(&house, by("sk-acme", capped(10, false))).await, 429);
-    house.adopt(&Yaml::default());
+    house.reload(&Yaml::default());
     assert_eq!(status(&house, Ask::post(CHAT, unary()).header("authorization", "Bearer sk-acme")).await, 200);
     let rest = running.whole().await;
     assert_eq!(rest.events().last().map(String::as_str), Some("[DONE]"), "a stream ends under its old settings");
-    house.adopt(&yaml(500));
+    house.reload(&yaml(500));
     assert_eq!(left(&house, "tokens_per_minute"), 500, "a tenant that was removed comes back as a new one");
-    assert_eq!(engine.ledger().requests().len(), 3);
+    assert_eq!(engine.log().requests().len(), 3);
     house.end().await;
 }
 
@@ -575,7 +575,7 @@ async fn over_its_limit_a_tenant_may_have_what_is_left_and_is_not_judged() {
     assert_eq!(page.sum("goodput_slo_excluded_total", &[("reason", "rate_limited")]), 1.0);
     assert_eq!(page.sum("goodput_rate_limited_total", &[]), 0.0);
     assert_eq!(page.sum("slo_total", &[]), 3.0);
-    assert_eq!(engine.ledger().requests().len(), 4);
+    assert_eq!(engine.log().requests().len(), 4);
     ended(house).await;
 }
 
@@ -621,7 +621,7 @@ async fn waiting_for_a_seat_is_part_of_ttft_and_told() {
     assert_eq!((of("goodput_queue_depth"), of("goodput_in_flight")), (0.0, 1.0), "it was called, and runs");
     let second = second.await.unwrap();
     assert_eq!((first.at, second.at), (at(100), at(500)));
-    assert_eq!(engine.ledger().requests()[1].body_at, at(400), "asked when the seat came free");
+    assert_eq!(engine.log().requests()[1].body_at, at(400), "asked when the seat came free");
     assert_eq!(second.header("server-timing"), Some("queue;dur=350.000, upstream;dur=100.000"));
     let lines = house.lines(2).await;
     assert_eq!((lines[0].number("queue_ms"), lines[1].number("queue_ms")), (Some(0.0), Some(350.0)));
@@ -680,7 +680,7 @@ async fn who_gets_no_seat_in_time_is_shed_with_a_moment_that_is_true() {
     );
     assert_eq!(late.header("retry-after"), Some("3"), "itself; no seat has come free for longer than usual");
     assert_eq!(sitting.await.unwrap().status, 200);
-    assert_eq!(engine.ledger().requests().len(), 2);
+    assert_eq!(engine.log().requests().len(), 2);
     assert_eq!(house.page().sum("goodput_slo_missed_total", &[("reason", "shed")]), 2.0);
     for line in house.lines(4).await.iter().filter(|line| line.outcome() == "missed") {
         assert_eq!((line.verdict(), line.number("queue_ms")), ("missed(shed)".into(), None));
@@ -721,7 +721,7 @@ async fn a_client_that_leaves_the_queue_is_out_of_it_at_once_and_judged_by_the_r
         let lines = house.lines(1 + usize::from(patience > 3000)).await;
         assert_eq!(lines.last().expect("a line").verdict(), verdict);
     }
-    assert_eq!(engine.ledger().requests().len(), 1);
+    assert_eq!(engine.log().requests().len(), 1);
     drop(sitting);
     house.lines(3).await;
     house.end().await;
@@ -743,7 +743,7 @@ async fn a_client_that_hangs_up_in_the_queue_is_out_of_it_at_once_over_a_connect
     stream.abort();
     house.sleep(ms(1)).await;
     assert_eq!(house.crowd(), (1, 0));
-    assert_eq!(engine.ledger().requests().len(), 1);
+    assert_eq!(engine.log().requests().len(), 1);
     drop(sitting);
     let lines = house.lines(3).await;
     assert!(lines.iter().all(|line| line.verdict() == "excluded(client_cancel)"), "{lines:?}");
@@ -759,7 +759,7 @@ async fn the_body_is_kept_while_the_request_waits() {
         house.chat(body.clone()).await.whole().await
     });
     assert_eq!((second.status.as_u16(), second.at), (200, at(600)));
-    let received = engine.ledger().requests();
+    let received = engine.log().requests();
     assert_eq!(serde_json::from_slice::<Value>(&received[1].body).unwrap(), body);
     house.end().await;
 }
@@ -784,7 +784,7 @@ async fn who_waits_when_a_drain_begins_is_served_on() {
 async fn when_the_drain_limit_passes_who_waits_is_told_to_go_elsewhere() {
     let (house, _engine) = House::playing_with(&seats(1), stream_of(100, 60_000));
     let sitting = house.chat(stream_with_usage()).await;
-    let client = goodput::units::ClientState::default();
+    let client = goodput::types::ClientState::default();
     let mut waiting = Box::pin(house.send(Ask::post(CHAT, stream_with_usage()).client(&client)));
     tokio::select! {
         _ = &mut waiting => panic!("no seat is free"),
@@ -804,7 +804,7 @@ async fn when_the_drain_limit_passes_who_waits_is_told_to_go_elsewhere() {
 #[tokio::test(start_paused = true)]
 async fn at_the_drain_limit_nobody_who_waits_begins_in_a_seat_of_those_that_are_cut() {
     let (house, engine) = House::playing_with(&seats(1), Script::stream().silence());
-    let client = goodput::units::ClientState::default();
+    let client = goodput::types::ClientState::default();
     let ask = || Ask::post(CHAT, stream_with_usage()).client(&client);
     let mut sitting = Box::pin(house.send(ask()));
     let mut waiting = Box::pin(house.send(ask()));
@@ -824,7 +824,7 @@ async fn at_the_drain_limit_nobody_who_waits_begins_in_a_seat_of_those_that_are_
     assert_eq!((refused.status.as_u16(), reasons), (503, (Some("drain_cut"), Some("draining"))));
     let lines = house.lines(2).await;
     let line = lines.iter().find(|line| line.verdict() == "missed(shed)").expect("who waited is shed");
-    assert_eq!((line.number("attempts").unwrap_or(0.0), engine.ledger().requests().len()), (0.0, 1));
+    assert_eq!((line.number("attempts").unwrap_or(0.0), engine.log().requests().len()), (0.0, 1));
     house.end().await;
 }
 
@@ -861,7 +861,7 @@ async fn a_retry_inside_the_pool_keeps_its_seat() {
     let (house, engines) = House::many(&yaml, 2, vec![Script::json(500, "{}"), stream_of(100, 200)]);
     let answer = house.chat(stream_with_usage()).await.whole().await;
     assert_eq!((answer.status.as_u16(), house.crowd()), (200, (0, 0)));
-    assert_eq!(engines.iter().map(|engine| engine.ledger().requests().len()).sum::<usize>(), 2);
+    assert_eq!(engines.iter().map(|engine| engine.log().requests().len()).sum::<usize>(), 2);
     assert_eq!(house.line().await.number("attempts"), Some(2.0));
     house.end().await;
 }
@@ -921,7 +921,7 @@ async fn c27_cancelled_streams_leave_nothing_behind_in_a_further_pool_either() {
             (1.0, 0.0, 1.0)
         );
         drop((last, in_a));
-        assert_eq!(b.ledger().requests().len(), 201);
+        assert_eq!(b.log().requests().len(), 201);
         assert_eq!(house.lines(201 + taken).await.iter().filter(|line| line.text("pool") == "b").count(), 201);
         house.end().await;
     }
@@ -937,7 +937,7 @@ async fn a_retry_in_another_pool_takes_a_free_seat_there_or_is_not_made() {
     assert_eq!(in_b.headers["x-goodput-pool"], "b");
     let refused = house.chat(stream_with_usage()).await.whole().await;
     assert_eq!(refused.status, 503, "a's own answer");
-    assert_eq!((a.ledger().requests().len(), b.ledger().requests().len()), (2, 1));
+    assert_eq!((a.log().requests().len(), b.log().requests().len()), (2, 1));
     drop(in_b);
     house.lines(2).await;
     house.end().await;
@@ -953,13 +953,13 @@ async fn who_could_be_connected_to_no_engine_waits_in_the_next_pool() {
     let house = Arc::new(house);
     let all: Vec<_> = (0..3).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
     house.sleep(ms(10)).await;
-    let of = |pool: &str| house.gateway.desks.desk(&pool.into()).expect("a desk").numbers();
+    let of = |pool: &str| house.gateway.pool_queues.pool_queue(&pool.into()).expect("a desk").numbers();
     assert_eq!((of("a").taken, of("b").taken, of("b").waiting), (0, 1, 2), "nobody holds a seat of a meanwhile");
     for answer in join_all(all).await {
         let answer = answer.unwrap();
         assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
     }
-    assert_eq!(b.ledger().requests().len(), 3);
+    assert_eq!(b.log().requests().len(), 3);
     let lines = house.lines(3).await;
     assert!(lines.iter().all(|line| line.verdict() == "met" && line.number("attempts") == Some(2.0)));
     assert_eq!(lines[2].number("queue_ms"), Some(4000.0), "waiting there is queue time");
@@ -978,19 +978,19 @@ async fn a_queue_whose_only_engine_dies_waits_on_in_the_next_pool() {
     let house = Arc::new(house);
     let in_a = spawn(&house, Ask::post(CHAT, stream_with_usage()));
     house.sleep(ms(10)).await;
-    let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+    let in_b = house.gateway.pool_queues.pool_queue(&"b".into()).expect("a desk").take_free_seat(&patient());
     let waiting: Vec<_> = (0..8).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
     house.sleep(ms(500)).await;
     assert_eq!(house.crowd(), (2, 8));
     house.network.refuse("e1");
     house.sleep(ms(1000)).await;
-    assert_eq!(house.gateway.desks.desk(&"b".into()).expect("a desk").numbers().waiting, 8);
+    assert_eq!(house.gateway.pool_queues.pool_queue(&"b".into()).expect("a desk").numbers().waiting, 8);
     drop((in_a.await, in_b));
     for answer in join_all(waiting).await {
         let answer = answer.unwrap();
         assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
     }
-    assert_eq!(b.ledger().requests().len(), 8);
+    assert_eq!(b.log().requests().len(), 8);
     house.lines(9).await;
     ended(house).await;
 }
@@ -1004,7 +1004,7 @@ async fn who_finds_no_place_behind_a_pool_that_is_gone_is_told_that_and_who_wait
         let yaml = seats(1).class("queue: {max_wait: 1500ms}").pool("b", &["e2"]);
         let house = House::new(&yaml.with("max_concurrency_per_engine: 1").with(queue));
         let _b = house.engine("e2", vec![stream_of(100, 60_000)]);
-        let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+        let in_b = house.gateway.pool_queues.pool_queue(&"b".into()).expect("a desk").take_free_seat(&patient());
         let refused = house.chat(stream_with_usage()).await.whole().await;
         let reason = refused.header("x-goodput-reason").expect("a refusal of ours");
         assert_eq!((refused.status.as_u16(), reason, millis(refused.at)), told);
@@ -1019,7 +1019,7 @@ async fn who_leaves_while_it_waits_behind_a_pool_that_is_gone_pays_nothing() {
     let yaml = limited("tokens_per_minute: 600").with("max_concurrency_per_engine: 1");
     let house = House::new(&yaml.pool("b", &["e2"]).with("max_concurrency_per_engine: 1"));
     let b = house.engine("e2", vec![stream_of(100, 60_000)]);
-    let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+    let in_b = house.gateway.pool_queues.pool_queue(&"b".into()).expect("a desk").take_free_seat(&patient());
     let mut waiting = Box::pin(house.send(by("sk-acme", capped(500, true))));
     tokio::select! {
         _ = &mut waiting => panic!("no seat is free"),
@@ -1029,7 +1029,7 @@ async fn who_leaves_while_it_waits_behind_a_pool_that_is_gone_pays_nothing() {
     drop(waiting);
     assert_eq!((house.crowd(), left(&house, "tokens_per_minute")), ((1, 0), 600), "no engine was sent it");
     assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
-    assert_eq!(b.ledger().requests().len(), 0);
+    assert_eq!(b.log().requests().len(), 0);
     drop(in_b);
     house.end().await;
 }
@@ -1069,7 +1069,7 @@ async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_c
     let at_once = house.chat(stream_with_usage()).await;
     assert_eq!((at_once.headers["x-goodput-pool"].to_str().unwrap(), at_once.at - back.at), ("b", ms(100)));
     drop((back, at_once));
-    assert_eq!((slow.ledger().requests().len(), other.ledger().requests().len()), (2, 2));
+    assert_eq!((slow.log().requests().len(), other.log().requests().len()), (2, 2));
     let lines = house.lines(4).await;
     assert_eq!(house.page().sum("goodput_spilled_total", &[("pool", "b")]), 2.0);
     assert!(lines.iter().filter(|line| line.text("pool") == "b").count() == 2);
@@ -1123,10 +1123,10 @@ async fn who_is_pushed_out_of_a_queue_goes_on_to_the_next_pool() {
         burst.push(spawn(&house, by("sk-acme", stream_with_usage())));
         house.sleep(ms(10)).await;
     }
-    assert_eq!((house.crowd(), b.ledger().requests().len()), ((1, 2), 0));
+    assert_eq!((house.crowd(), b.log().requests().len()), ((1, 2), 0));
     let other = spawn(&house, by("sk-globex", stream_with_usage()));
     house.sleep(ms(10)).await;
-    assert_eq!((house.crowd(), b.ledger().requests().len()), ((2, 2), 1));
+    assert_eq!((house.crowd(), b.log().requests().len()), ((2, 2), 1));
     burst.push(other);
     assert!(join_all(burst).await.into_iter().all(|answer| answer.unwrap().status == 200));
     let spilled = house.lines(4).await.iter().filter(|line| line.text("pool") == "b").count();
@@ -1143,7 +1143,7 @@ async fn what_a_pool_refuses_that_a_full_queue_sent_on_to_is_no_word_about_the_c
     let in_a = house.chat(stream_with_usage()).await;
     let answer = house.chat(stream_with_usage()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (503, Some("queue_timeout")));
-    assert_eq!(b.ledger().requests().len(), 1);
+    assert_eq!(b.log().requests().len(), 1);
     drop(in_a);
     let lines = house.lines(2).await;
     assert!(lines.iter().any(|line| line.verdict() == "missed(shed)"));
@@ -1166,13 +1166,14 @@ async fn who_waits_in_a_pool_that_goes_down_is_served_by_the_next_one_however_fu
         house.sleep(ms(10)).await;
         house.network.silence("e1");
         house.sleep(ms(4500)).await;
-        let waiting_in = |pool: &str| house.gateway.desks.desk(&pool.into()).expect("a desk").numbers().waiting;
+        let waiting_in =
+            |pool: &str| house.gateway.pool_queues.pool_queue(&pool.into()).expect("a desk").numbers().waiting;
         assert_eq!((waiting_in("a"), waiting_in("b")), (0, 3));
         for answer in join_all(waiting).await {
             let answer = answer.unwrap();
             assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
         }
-        assert_eq!(b.ledger().requests().iter().filter(|asked| asked.target == CHAT).count(), 4);
+        assert_eq!(b.log().requests().iter().filter(|asked| asked.target == CHAT).count(), 4);
         drop((in_a, probes));
         house.lines(5).await;
         ended(house).await;
@@ -1188,14 +1189,14 @@ async fn who_is_called_into_a_pool_that_has_just_gone_waits_in_the_next_one() {
     let house = Arc::new(house);
     let in_a = spawn(&house, Ask::post(CHAT, stream_with_usage()));
     house.sleep(ms(10)).await;
-    let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+    let in_b = house.gateway.pool_queues.pool_queue(&"b".into()).expect("a desk").take_free_seat(&patient());
     let waiting = spawn(&house, Ask::post(CHAT, stream_with_usage()));
     house.sleep(ms(2000)).await;
     assert_eq!((house.states("a"), in_b.is_some()), (vec!["breaker_open"], true));
     drop((in_a.await, in_b));
     let answer = waiting.await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
-    assert_eq!(a.ledger().requests().len(), 1);
+    assert_eq!(a.log().requests().len(), 1);
     house.lines(2).await;
     ended(house).await;
 }
@@ -1267,12 +1268,12 @@ async fn a_pool_that_disappears_serves_those_that_wait_for_it() {
     house.sleep(ms(10)).await;
     let waiting = spawn(&house, Ask::post(CHAT, stream_with_usage()));
     house.sleep(ms(10)).await;
-    house.adopt(&Yaml::default().no_pools().pool("b", &["e2"]));
+    house.reload(&Yaml::default().no_pools().pool("b", &["e2"]));
     let new = house.chat(stream_with_usage()).await.whole().await;
     assert_eq!((new.header("x-goodput-pool"), new.at), (Some("b"), at(120)));
     assert_eq!(sitting.await.unwrap().status, 200);
-    assert_eq!((waiting.await.unwrap().header("x-goodput-pool"), engine.ledger().requests().len()), (Some("a"), 2));
-    assert_eq!(other.ledger().requests().len(), 1);
+    assert_eq!((waiting.await.unwrap().header("x-goodput-pool"), engine.log().requests().len()), (Some("a"), 2));
+    assert_eq!(other.log().requests().len(), 1);
     house.lines(3).await;
     house.gateway.report_seats();
     assert_eq!(house.page().count("goodput_seats", &[("pool", "a")]), 0, "nobody is left");
@@ -1288,7 +1289,7 @@ async fn a_tenant_that_disappears_is_served_to_the_end_of_what_it_has_begun() {
     let all: Vec<_> = (0..2).map(|_| spawn(&house, by("sk-acme", stream_with_usage()))).collect();
     house.sleep(ms(10)).await;
     assert_eq!(house.crowd(), (1, 1));
-    house.adopt(&seats(1));
+    house.reload(&seats(1));
     for answer in join_all(all).await {
         let answer = answer.unwrap();
         assert_eq!((answer.status.as_u16(), answer.events().last().map(String::as_str)), (200, Some("[DONE]")));
@@ -1306,7 +1307,7 @@ async fn a_class_that_disappears_keeps_its_promise_to_those_that_wait() {
     house.sleep(ms(10)).await;
     let waiting = spawn(&house, Ask::post(CHAT, stream_with_usage()).header("x-slo-class", "gone"));
     house.sleep(ms(10)).await;
-    house.adopt(&seats(2));
+    house.reload(&seats(2));
     let answer = waiting.await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.header("x-slo-class"), answer.at), (200, Some("gone"), at(120)));
     sitting.await.unwrap();
@@ -1320,9 +1321,9 @@ async fn a_limit_on_what_runs_that_goes_away_lets_in_who_waits() {
     let all: Vec<_> = (0..5).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
     house.sleep(ms(10)).await;
     assert_eq!(house.crowd(), (1, 4));
-    house.adopt(&Yaml::default());
+    house.reload(&Yaml::default());
     house.sleep(ms(10)).await;
-    assert_eq!((house.crowd(), engine.ledger().requests().len()), ((5, 0), 5));
+    assert_eq!((house.crowd(), engine.log().requests().len()), ((5, 0), 5));
     for answer in join_all(all).await {
         assert_eq!(answer.unwrap().status, 200);
     }
@@ -1516,7 +1517,7 @@ proptest! {
             let changes = async {
                 for (after, seats, with_b) in reloads {
                     house.sleep(ms(after)).await;
-                    house.adopt(&yaml(seats, with_b));
+                    house.reload(&yaml(seats, with_b));
                 }
             };
             tokio::join!(changes, join_all(guests.into_iter().map(|guest| visit(Arc::clone(&house), guest))));

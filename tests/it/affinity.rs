@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use goodput::lab::engine::Shape;
-use goodput::lab::engine::core::{Engine, Job, JobId};
 use goodput::route::retry::Attempts;
-use goodput::route::settings::{Balance, EngineAddress, Engines, Pool, Scheme};
-use goodput::route::{Fleet, Size, Want, Work, key_of};
-use goodput::units::{PoolId, Tick, Tokens};
+use goodput::route::settings::{Balance, EngineAddress, EngineSource, PoolSettings, Scheme};
+use goodput::route::{Fleet, PickRequest, WorkEstimate, WorkGuard, key_of};
+use goodput::sim::engine::EngineSpec;
+use goodput::sim::engine::core::{EngineCore, Job, JobId};
+use goodput::types::{PoolId, Tick, Tokens};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, Exp};
@@ -29,7 +29,7 @@ struct Seen {
 struct Running {
     engine: usize,
     job: JobId,
-    work: Box<Work>,
+    work: Box<WorkGuard>,
     dispatched: Tick,
     has_token: bool,
 }
@@ -47,17 +47,17 @@ fn run(balance: Balance, kv_tokens: u64, rate: f64, mut next: impl FnMut(&mut St
         base: "".into(),
         name: None,
     };
-    let engines = Engines::Static(names.iter().map(address).collect());
-    let pool = Pool { balance, ..Pool::with_defaults(PoolId::from("p"), engines) };
+    let engines = EngineSource::Static(names.iter().map(address).collect());
+    let pool = PoolSettings { balance, ..PoolSettings::with_defaults(PoolId::from("p"), engines) };
     let fleet = Fleet::new(1);
-    fleet.follow(&[Arc::new(pool.clone())], Tick::ZERO);
-    let shape = Shape { kv_tokens, ..Shape::default() };
-    let mut engines: Vec<_> = (0..4).map(|seed| Engine::new(shape.clone(), seed)).collect();
+    fleet.apply_settings(&[Arc::new(pool.clone())], Tick::ZERO);
+    let shape = EngineSpec { kv_tokens, ..EngineSpec::default() };
+    let mut engines: Vec<_> = (0..4).map(|seed| EngineCore::new(shape.clone(), seed)).collect();
     let (mut chance, gap) = (StdRng::seed_from_u64(1), Exp::new(rate).unwrap());
     let (mut running, mut firsts, mut gains): (Vec<Running>, Vec<Duration>, _) = (Vec::new(), Vec::new(), Vec::new());
     let (mut arrival, mut peak) = (Tick::ZERO, 0.0f64);
     while arrival < Tick::from_millis(60_000) {
-        let at = engines.iter().filter_map(Engine::next_moment).chain([arrival]).min().unwrap();
+        let at = engines.iter().filter_map(EngineCore::next_moment).chain([arrival]).min().unwrap();
         for (number, engine) in engines.iter_mut().enumerate() {
             engine.advance(at, &mut gains);
             for gain in gains.drain(..) {
@@ -75,9 +75,9 @@ fn run(balance: Balance, kv_tokens: u64, rate: f64, mut next: impl FnMut(&mut St
             continue;
         }
         let (job, key) = next(&mut chance);
-        let size = Size { prefill: Tokens(job.prompt), decode: Tokens(job.output) };
+        let size = WorkEstimate { prefill: Tokens(job.prompt), decode: Tokens(job.output) };
         let mut attempts = Attempts::new(&pool, Tick::from_millis(1 << 40));
-        let choice = fleet.choose(&pool.id, &mut attempts, Want { key, ..size.into() }, at).unwrap();
+        let choice = fleet.choose(&pool.id, &mut attempts, PickRequest { key, ..size.into() }, at).unwrap();
         let engine = names.iter().position(|name| choice.engine.as_str().starts_with(name)).unwrap();
         let job = engines[engine].submit(job, at).unwrap();
         running.push(Running { engine, job, work: choice.work, dispatched: at, has_token: false });
@@ -87,7 +87,7 @@ fn run(balance: Balance, kv_tokens: u64, rate: f64, mut next: impl FnMut(&mut St
         }
         arrival = arrival + Duration::from_secs_f64(gap.sample(&mut chance));
     }
-    let gauges = engines.iter().map(Engine::gauges);
+    let gauges = engines.iter().map(EngineCore::gauges);
     let (hits, asked) = gauges.fold((0, 0), |(hits, asked), g| (hits + g.prefix_hits, asked + g.prefix_queries));
     let ttft = firsts.iter().sum::<Duration>() / firsts.len() as u32;
     Seen { hits: hits as f64 / asked as f64, ttft, peak }

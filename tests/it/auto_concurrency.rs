@@ -5,13 +5,15 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use goodput::admit::queue::{self, Aim, Ask, Moves, Scheduler, Standing, Ticket, WhenHopeless};
-use goodput::lab::engine::Shape;
-use goodput::lab::engine::core::{Engine, Gain, Job, JobId};
+use goodput::admit::queue::{self, Deadline, Decisions, LimitState, QueueRequest, Scheduler, Ticket, WhenHopeless};
 use goodput::route::retry::Attempts;
-use goodput::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
-use goodput::route::{Aims, Checked, Fleet, Lesson, Promised, Size, Want, Work};
-use goodput::units::{PoolId, Priority, TenantId, Tick, Tokens};
+use goodput::route::settings::{Concurrency, EngineAddress, EngineSource, PoolSettings, Scheme};
+use goodput::route::{
+    Fleet, LatencySample, PickRequest, PoolTargets, ProbeResult, SloTargets, WorkEstimate, WorkGuard,
+};
+use goodput::sim::engine::EngineSpec;
+use goodput::sim::engine::core::{EngineCore, Job, JobId, TokenGain};
+use goodput::types::{PoolId, Priority, TenantId, Tick, Tokens};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand_distr::{Distribution, Exp, LogNormal};
@@ -20,13 +22,13 @@ const TTFT: Duration = Duration::from_millis(1_500);
 const TPOT: Duration = Duration::from_millis(35);
 
 /// What each answer is promised.
-const STREAMS: Aims = Aims { ttft: Some(TTFT), tpot: Some(TPOT), e2e: None };
-const TO_THE_END: Aims = Aims { ttft: None, tpot: None, e2e: Some(Duration::from_secs(15)) };
+const STREAMS: SloTargets = SloTargets { ttft: Some(TTFT), tpot: Some(TPOT), e2e: None };
+const TO_THE_END: SloTargets = SloTargets { ttft: None, tpot: None, e2e: Some(Duration::from_secs(15)) };
 
 struct Running {
     engine: usize,
     job: JobId,
-    work: Box<Work>,
+    work: Box<WorkGuard>,
     ticket: Ticket,
     dispatched: Tick,
     first: Option<Tick>,
@@ -34,11 +36,11 @@ struct Running {
 
 /// Requests wait in the pool's queue and go on as seats and the pace of prompts let them.
 struct World {
-    aims: Aims,
+    targets: SloTargets,
     streams: bool,
     fleet: Fleet,
-    pool: Pool,
-    engines: Vec<Engine>,
+    pool: PoolSettings,
+    engines: Vec<EngineCore>,
     running: Vec<Running>,
     queue: Scheduler,
     waiting: HashMap<Ticket, Job>,
@@ -58,7 +60,7 @@ impl World {
         World::promised(STREAMS, engines, concurrency, seed)
     }
 
-    fn promised(aims: Aims, engines: usize, concurrency: Concurrency, seed: u64) -> World {
+    fn promised(targets: SloTargets, engines: usize, concurrency: Concurrency, seed: u64) -> World {
         let address = |number: usize| EngineAddress {
             scheme: Scheme::Http,
             host: format!("e{number}").into(),
@@ -67,20 +69,23 @@ impl World {
             name: None,
         };
         let addresses = (0..engines).map(address).collect();
-        let pool = Pool { concurrency, ..Pool::with_defaults(PoolId::from("p"), Engines::Static(addresses)) };
+        let pool = PoolSettings {
+            concurrency,
+            ..PoolSettings::with_defaults(PoolId::from("p"), EngineSource::Static(addresses))
+        };
         let fleet = Fleet::new(seed);
-        fleet.follow(&[Arc::new(pool.clone())], Tick::ZERO);
-        let Aims { ttft, tpot, e2e } = aims;
-        fleet.hold_to(&pool.id, Promised { ttft, tpot, e2e: e2e.is_some(), attainment: 0.95 });
-        let engine = |number| Engine::new(Shape { max_running: 256, ..Shape::default() }, seed ^ number);
+        fleet.apply_settings(&[Arc::new(pool.clone())], Tick::ZERO);
+        let SloTargets { ttft, tpot, e2e } = targets;
+        fleet.set_targets(&pool.id, PoolTargets { ttft, tpot, e2e: e2e.is_some(), attainment: 0.95 });
+        let engine = |number| EngineCore::new(EngineSpec { max_running: 256, ..EngineSpec::default() }, seed ^ number);
         World {
-            aims,
+            targets,
             streams: true,
             fleet,
             pool,
             engines: (0..engines as u64).map(engine).collect(),
             running: Vec::new(),
-            queue: Scheduler::new(queue::Settings { max_waiting: 1 << 20, ..queue::Settings::default() }),
+            queue: Scheduler::new(queue::QueueSettings { max_waiting: 1 << 20, ..queue::QueueSettings::default() }),
             waiting: HashMap::new(),
             chance: StdRng::seed_from_u64(seed),
             ended: 0,
@@ -95,17 +100,17 @@ impl World {
         let (mut at, end) = (seconds(from), seconds(until));
         let gap = Exp::new(rate).unwrap();
         let (mut arrival, mut look, mut follow) = (at, at, at);
-        let _nobody_waits = self.queue.set_readers(self.engines.len(), at);
+        let _nobody_waits = self.queue.set_prefilling_engines(self.engines.len(), at);
         let mut gains = Vec::new();
         while at < end {
-            let steps = self.engines.iter().filter_map(Engine::next_moment);
+            let steps = self.engines.iter().filter_map(EngineCore::next_moment);
             at = steps.chain([arrival, look, follow]).chain(self.queue.next_refill()).min().unwrap();
             if at == look {
                 self.look(at);
                 look = look + Duration::from_secs(1);
             }
             if at == follow {
-                self.follow(at);
+                self.apply_settings(at);
                 follow = follow + Duration::from_millis(100);
             }
             if at == arrival {
@@ -116,8 +121,8 @@ impl World {
                 self.engines[engine].advance(at, &mut gains);
                 gains.drain(..).for_each(|gain| self.gain(engine, &gain));
             }
-            let moves = self.queue.expire(at);
-            self.dispatch(&moves, at);
+            let decisions = self.queue.expire(at);
+            self.dispatch(&decisions, at);
         }
     }
 
@@ -128,40 +133,40 @@ impl World {
     }
 
     /// Seats and the pace follow what was learned.
-    fn follow(&mut self, at: Tick) {
-        let pace = self.fleet.keep_pace(&self.pool.id, at);
-        let moves = self.queue.set_pace(pace, at);
-        self.dispatch(&moves, at);
-        let moves = self.queue.set_seats(self.fleet.seats(&self.pool.id, at).unwrap_or(usize::MAX), at);
-        self.dispatch(&moves, at);
+    fn apply_settings(&mut self, at: Tick) {
+        let pace = self.fleet.update_pace(&self.pool.id, at);
+        let decisions = self.queue.set_pace(pace, at);
+        self.dispatch(&decisions, at);
+        let decisions = self.queue.set_seats(self.fleet.seats(&self.pool.id, at).unwrap_or(usize::MAX), at);
+        self.dispatch(&decisions, at);
     }
 
     /// In the order of coming: nobody is too late for anything before it is dispatched.
     fn arrive(&mut self, at: Tick) {
         let job = self.job();
-        let ask = Ask {
+        let ask = QueueRequest {
             tenant: TenantId::from("t"),
-            rank: Priority::Normal,
+            priority: Priority::Normal,
             arrival: at,
-            aim: Aim::Whenever,
+            deadline: Deadline::Whenever,
             tokens: Tokens(job.prompt + 200),
             prompt: Tokens(job.prompt),
-            leave_by: Tick::from_nanos(u64::MAX),
+            timeout_at: Tick::from_nanos(u64::MAX),
             when_hopeless: WhenHopeless::Serve,
-            standing: Standing::WithinLimits,
+            limit_state: LimitState::WithinLimits,
         };
-        let (ticket, moves) = self.queue.offer(&ask, at);
+        let (ticket, decisions) = self.queue.offer(&ask, at);
         self.waiting.insert(ticket, job);
-        self.dispatch(&moves, at);
+        self.dispatch(&decisions, at);
     }
 
-    fn dispatch(&mut self, moves: &Moves, at: Tick) {
-        for ticket in &moves.admitted {
+    fn dispatch(&mut self, decisions: &Decisions, at: Tick) {
+        for ticket in &decisions.admitted {
             let job = self.waiting.remove(ticket).unwrap();
-            let size = Size { prefill: Tokens(job.prompt), decode: Tokens(200) };
-            let want = Want { aims: self.aims, whole: self.aims.e2e, ..size.into() };
+            let size = WorkEstimate { prefill: Tokens(job.prompt), decode: Tokens(200) };
+            let pick = PickRequest { targets: self.targets, whole: self.targets.e2e, ..size.into() };
             let mut attempts = Attempts::new(&self.pool, seconds(1 << 30));
-            let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).unwrap();
+            let choice = self.fleet.choose(&self.pool.id, &mut attempts, pick, at).unwrap();
             let engine = choice.engine.as_str()[1..].split(':').next().unwrap().parse::<usize>().unwrap();
             let job = self.engines[engine].submit(job, at).unwrap();
             let (work, ticket) = (choice.work, *ticket);
@@ -169,28 +174,28 @@ impl World {
         }
     }
 
-    fn gain(&mut self, engine: usize, gain: &Gain) {
+    fn gain(&mut self, engine: usize, gain: &TokenGain) {
         let place = self.running.iter().position(|r| (r.engine, r.job) == (engine, gain.job)).unwrap();
         let running = &mut self.running[place];
         if running.first.is_none() {
             running.first = Some(gain.at);
             running.work.first_token(gain.at);
             let (ticket, at) = (running.ticket, gain.at);
-            let moves = self.queue.read(ticket, at);
-            self.dispatch(&moves, at);
+            let decisions = self.queue.read(ticket, at);
+            self.dispatch(&decisions, at);
         }
         let Some(life) = &gain.done else { return };
         let Running { work, ticket, dispatched, first, .. } = self.running.swap_remove(place);
         let ttft = first.unwrap() - dispatched;
         let further = life.output.saturating_sub(1);
         let tpot = (gain.at - first.unwrap()).div_f64(further.max(1) as f64);
-        let whole = Lesson { ttft: None, tpot: None, e2e: Some(gain.at - dispatched), further, cached: None };
-        let lesson = if self.streams { Lesson { ttft: Some(ttft), tpot: Some(tpot), ..whole } } else { whole };
-        work.learned(&lesson, gain.at);
-        let moves = self.queue.release(ticket, Tokens(life.prompt + life.output), gain.at);
-        self.dispatch(&moves, gain.at);
+        let whole = LatencySample { ttft: None, tpot: None, e2e: Some(gain.at - dispatched), further, cached: None };
+        let sample = if self.streams { LatencySample { ttft: Some(ttft), tpot: Some(tpot), ..whole } } else { whole };
+        work.learned(&sample, gain.at);
+        let decisions = self.queue.release(ticket, Tokens(life.prompt + life.output), gain.at);
+        self.dispatch(&decisions, gain.at);
         let kept = |took: Duration, limit: Option<Duration>| limit.is_none_or(|limit| took <= limit);
-        let Aims { ttft: to_the_first, tpot: per_token, e2e } = self.aims;
+        let SloTargets { ttft: to_the_first, tpot: per_token, e2e } = self.targets;
         self.ended += 1;
         if kept(ttft, to_the_first) && kept(tpot, per_token) && kept(gain.at - dispatched, e2e) {
             self.good.push((gain.at, engine));
@@ -325,9 +330,9 @@ fn an_engine_that_returns_starts_slowly_and_does_soon_what_it_did() {
     world.run(0, 200, 40.0);
     let before = world.goodput_of(0, 100, 200);
     let engine = world.fleet.engines(&world.pool.id)[0].0.clone();
-    let _ = world.fleet.checked(&world.pool.id, &engine, Checked::Refused, seconds(200));
+    let _ = world.fleet.checked(&world.pool.id, &engine, ProbeResult::Refused, seconds(200));
     world.run(200, 220, 40.0);
-    let _ = world.fleet.checked(&world.pool.id, &engine, Checked::Well, seconds(220));
+    let _ = world.fleet.checked(&world.pool.id, &engine, ProbeResult::Healthy, seconds(220));
     world.run(220, 320, 40.0);
     let (usual, after) = (world.seats_of(0, 100, 200), world.seats_of(0, 225, 320));
     let fewest = usual.iter().min().unwrap();

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use crate::support::scripted_engine::{Script, ScriptedEngine, fixtures::*};
 use futures_util::future::join_all;
-use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
-use goodput::units::{ClientState, DisconnectReason};
+use goodput::types::{ClientState, DisconnectReason};
 use http::Method;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -36,8 +36,8 @@ async fn teach(house: &Arc<House>) {
     let asked = |_| async {
         let mut body = capped(20, true);
         body["stream_options"] = json!({"include_usage": true});
-        let lesson = by("sk-globex", body).header("x-ending", "lesson");
-        assert_eq!(house.send(lesson).await.whole().await.status, 200);
+        let sample = by("sk-globex", body).header("x-ending", "lesson");
+        assert_eq!(house.send(sample).await.whole().await.status, 200);
     };
     for together in TOGETHER {
         join_all((0..together).map(asked)).await;
@@ -120,7 +120,7 @@ async fn c80_lists_of_models_are_requests_and_cost_no_tokens() {
     assert_eq!(left(&house, "tokens_per_minute"), 10);
     assert_eq!(status(&house, get("/v1/models", "sk-globex")).await, 200, "the limit is acme's");
     assert_eq!(status(&house, Ask::of(Method::GET, "/health")).await, 200);
-    assert!(engine.ledger().requests().is_empty());
+    assert!(engine.log().requests().is_empty());
     assert_eq!(house.page().sum("goodput_slo_excluded_total", &[("reason", "rate_limited")]), 1.0);
     house.end().await;
 }
@@ -148,7 +148,7 @@ async fn c97_what_an_engine_refuses_for_the_client_counts_as_a_request() {
         statuses.push(status(&house, by("sk-acme", capped(100, false))).await);
     }
     let count = |code| statuses.iter().filter(|status| **status == code).count();
-    assert_eq!((count(400), count(429), engine.ledger().requests().len()), (30, 170, 30));
+    assert_eq!((count(400), count(429), engine.log().requests().len()), (30, 170, 30));
     assert_eq!(left(&house, "tokens_per_minute"), 600, "nothing was generated");
     house.end().await;
 }
@@ -382,7 +382,7 @@ async fn a_stream_that_goes_on_behind_its_finish_is_left_like_any_other() {
     drop(reply);
     let line = house.line().await;
     assert_eq!((line.verdict(), spent(&house)), ("excluded(client_cancel)".to_owned(), (16, 1)));
-    assert_eq!(engine.ledger().closed(0).await, at(400), "as soon as it is known");
+    assert_eq!(engine.log().closed(0).await, at(400), "as soon as it is known");
     house.end().await;
 }
 
@@ -563,7 +563,7 @@ proptest! {
             let changes = async {
                 for (after, burst, with_b) in reloads {
                     house.sleep(ms(after)).await;
-                    house.adopt(&yaml(burst, with_b));
+                    house.reload(&yaml(burst, with_b));
                     most = burst;
                 }
             };
@@ -581,7 +581,7 @@ proptest! {
             });
             tokio::join!(changes, join_all(visits));
             let lines = house.lines(LESSONS + guests.len()).await;
-            let (requests, connections) = (engine.ledger().requests(), engine.ledger().connections());
+            let (requests, connections) = (engine.log().requests(), engine.log().connections());
             let (mut counted, mut least, mut at_most) = (0, 0, 0);
             for (number, guest) in guests.iter().enumerate() {
                 let line = lines.iter().find(|line| line.text("request_id") == number.to_string()).expect("its line");

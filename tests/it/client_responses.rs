@@ -1,8 +1,8 @@
 //! What clients see of the gateway itself: its errors in every dialect, its own paths, its
 //! header fields; and how requests are sorted.
 
-use goodput::lab::script::{Script, ScriptedEngine, event, fixtures::*};
-use goodput::units::ClientState;
+use crate::support::scripted_engine::{Script, ScriptedEngine, event, fixtures::*};
+use goodput::types::ClientState;
 use http::Method;
 use serde_json::{Value, json};
 
@@ -183,7 +183,7 @@ async fn what_is_not_served_is_refused_before_any_engine_is_asked() {
         let answer = house.post(path, body).await.whole().await;
         assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (status, Some(code)));
         assert_eq!(answer.json()["error"]["param"].as_str().unwrap_or_default(), param);
-        assert!(engine.ledger().requests().is_empty());
+        assert!(engine.log().requests().is_empty());
         assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
         house.end().await;
     }
@@ -193,7 +193,7 @@ async fn what_is_not_served_is_refused_before_any_engine_is_asked() {
 async fn without_a_model_a_request_goes_to_the_route_for_any() {
     let (house, engine) = House::playing(whole_answer());
     assert_eq!(house.chat(json!({"messages": []})).await.whole().await.status, 200);
-    assert_eq!(engine.ledger().requests().len(), 1);
+    assert_eq!(engine.log().requests().len(), 1);
     assert_eq!(house.line().await.text("model"), "other");
     house.end().await;
 }
@@ -223,8 +223,8 @@ async fn keys_are_needed_where_tenants_are_named() {
             assert_eq!(answer.json()["error"]["type"], "authentication_error");
         }
     }
-    assert_eq!(engine.ledger().requests().len(), 2);
-    assert!(engine.ledger().requests().iter().all(|request| request.header("authorization").is_none()));
+    assert_eq!(engine.log().requests().len(), 2);
+    assert!(engine.log().requests().iter().all(|request| request.header("authorization").is_none()));
     let lines = house.lines(6).await;
     assert_eq!(lines.iter().filter(|line| line.verdict() == "excluded(unauthorized)").count(), 4);
     assert_eq!(lines[4].text("tenant"), "acme");
@@ -237,7 +237,7 @@ async fn a_class_that_the_tenant_may_not_use_is_a_403() {
     let (house, engine) = House::playing_with(&tenants(), whole_answer());
     let answer = house.send(Ask::post(CHAT, unary()).header("x-api-key", "sk-limited")).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.json()["error"]["type"].as_str()), (403, Some("permission_error")));
-    assert!(engine.ledger().requests().is_empty());
+    assert!(engine.log().requests().is_empty());
     assert_eq!(house.line().await.verdict(), "excluded(unauthorized)");
     house.end().await;
 }
@@ -270,7 +270,7 @@ async fn the_models_are_those_that_the_tenant_may_use() {
 #[tokio::test(start_paused = true)]
 async fn models_behind_a_pattern_are_those_that_engines_name() {
     let house = House::new(&Yaml::default().routes("  - {model: [\"llama-*\"], pools: [a]}"));
-    let pool = goodput::units::PoolId::from("a");
+    let pool = goodput::types::PoolId::from("a");
     let (engine, _) = house.gateway.fleet.engines(&pool).remove(0);
     house.gateway.fleet.lists_models(&pool, &engine, vec!["llama-3".into(), "qwen".into()]);
     let answer = house.get("/v1/models").await.whole().await;
@@ -341,18 +341,18 @@ async fn further_paths_of_engines_are_relayed_unjudged_and_those_that_steer_them
     for path in ["/version", "/load?a=%2F"] {
         let answer = house.get(path).await.whole().await;
         assert_eq!((answer.status.as_u16(), answer.json()["ok"].as_bool()), (200, Some(true)), "{path}");
-        let seen = engine.ledger().requests().last().cloned().unwrap();
+        let seen = engine.log().requests().last().cloned().unwrap();
         assert_eq!((seen.method.as_str(), seen.target.as_str(), seen.body.len()), ("GET", path, 0));
     }
     assert_eq!(house.post("/version", json!({})).await.whole().await.status, 405);
-    let before = engine.ledger().requests().len();
+    let before = engine.log().requests().len();
     for path in
         ["/ping", "/sleep", "/v1/load_lora_adapter", "/reset_prefix_cache", "/collective_rpc", "/update_weights"]
     {
         assert_eq!(house.get(path).await.whole().await.status, 404, "{path}");
         assert_eq!(house.post(path, unary()).await.whole().await.status, 404, "{path}");
     }
-    assert_eq!(engine.ledger().requests().len(), before);
+    assert_eq!(engine.log().requests().len(), before);
     let lines = house.lines(27).await;
     let relayed: Vec<_> = lines.iter().filter(|line| line.number("attempts") == Some(1.0)).collect();
     assert_eq!(relayed.len(), 8);
@@ -493,7 +493,7 @@ async fn answers_carry_ids_class_pool_and_times() {
     assert_eq!(answer.header("server-timing"), Some("queue;dur=0.000, upstream;dur=250.000"));
     assert_eq!(answer.header("x-goodput-reason"), None);
     assert_eq!(house.line().await.text("request_id"), "mine-1");
-    let seen = engine.ledger().requests()[0].header("x-request-id").unwrap().to_owned();
+    let seen = engine.log().requests()[0].header("x-request-id").unwrap().to_owned();
     assert!(seen.len() > 16 && seen.starts_with("mine-1-"), "engines see a unique one that can be matched: {seen}");
 
     for unfit in ["has space", "", "quote\"", &"x".repeat(200)] {
@@ -502,7 +502,7 @@ async fn answers_carry_ids_class_pool_and_times() {
         assert!(made.starts_with("req-") && made.len() > 20, "{made}");
     }
     let ids: std::collections::BTreeSet<String> =
-        engine.ledger().requests().iter().map(|request| request.header("x-request-id").unwrap().to_owned()).collect();
+        engine.log().requests().iter().map(|request| request.header("x-request-id").unwrap().to_owned()).collect();
     assert_eq!(ids.len(), 5);
     let answer = house.send(Ask::of(Method::GET, "/nothing").header("x-request-id", "mine-2")).await.whole().await;
     assert_eq!(answer.header("x-request-id"), Some("mine-2"));
@@ -522,7 +522,7 @@ async fn c95_a_loop_is_the_clients_own_and_an_id_proves_only_its_own_request() {
     let script = Script::new().at(250).reply(200, &[("content-type", "application/json")], whole("x", 1, 1));
     let (house, engine) = House::playing_with(&yaml, script);
     let ask = |body: Value, id: &str| Ask::post(CHAT, body).header("x-request-id", id).header("x-api-key", "sk-t");
-    let seen = || engine.ledger().requests().last().unwrap().header("x-request-id").unwrap().to_owned();
+    let seen = || engine.log().requests().last().unwrap().header("x-request-id").unwrap().to_owned();
     let replayed = async {
         house.sleep(ms(100)).await;
         let looped = house.send(ask(unary(), &seen())).await.whole().await;
@@ -540,7 +540,7 @@ async fn c95_a_loop_is_the_clients_own_and_an_id_proves_only_its_own_request() {
     }
     let limited = house.send(ask(unary(), &seen)).await.whole().await;
     assert_eq!(limited.header("x-goodput-reason"), Some("rate_limit_exceeded"));
-    assert_eq!(engine.ledger().requests().len(), 4);
+    assert_eq!(engine.log().requests().len(), 4);
     assert_eq!(house.page().sum("goodput_slo_missed_total", &[]), 0.0);
     house.end().await;
 }
@@ -563,7 +563,7 @@ async fn c95_a_mark_on_another_request_is_the_clients_own_doing_wherever_it_is_s
     ];
     let script = Script::new().at(900).reply(200, &[("content-type", "application/json")], whole("x", 1, 1));
     let (house, engine) = House::playing_with(&Yaml::default().promise(&[("e2e_seconds", 5.0)]), script);
-    let seen = || engine.ledger().requests().last().unwrap().header("x-request-id").unwrap().to_owned();
+    let seen = || engine.log().requests().last().unwrap().header("x-request-id").unwrap().to_owned();
     let replays = async {
         house.sleep(ms(100)).await;
         let (mark, mut sent) = (seen(), 0);
@@ -602,7 +602,7 @@ async fn c95_a_mark_on_another_request_is_the_clients_own_doing_wherever_it_is_s
     };
     let first = async { house.send(Ask::post(CHAT, unary()).header("x-request-id", "mine")).await.whole().await };
     let (first, loops) = tokio::join!(first, replays);
-    assert_eq!((first.status.as_u16(), engine.ledger().requests().len()), (200, 1), "nobody else was sent on");
+    assert_eq!((first.status.as_u16(), engine.log().requests().len()), (200, 1), "nobody else was sent on");
     let page = house.page();
     assert!(page.sum("goodput_refused_total", &[("code", "loop_detected")]) >= f64::from(loops));
     assert_eq!(page.sum("goodput_slo_missed_total", &[]), 0.0);
@@ -675,7 +675,7 @@ async fn pools_put_their_own_headers_and_key_in_place() {
     let (house, engine) = House::playing_with(&yaml, whole_answer());
     let ask = Ask::post(CHAT, unary()).header("authorization", "Bearer sk-client").header("x-team", "lead");
     house.send(ask).await.whole().await;
-    let sent = &engine.ledger().requests()[0];
+    let sent = &engine.log().requests()[0];
     assert_eq!(sent.header("authorization"), Some("Bearer sk-ENGINE"));
     assert_eq!(sent.headers.iter().filter(|(name, _)| name == "x-team").count(), 1);
     assert_eq!(sent.header("x-team"), Some("gold"));
@@ -693,7 +693,7 @@ async fn other_paths_are_relayed_and_judged_only_where_the_settings_say_so() {
         let script = Script::new().at(400).reply(200, &[("content-type", "application/json")], answer);
         let (house, engine) = House::playing_with(&yaml, script);
         let got = house.post("/v1/embeddings", json!({"model": "m1", "input": "hi"})).await.whole().await;
-        assert_eq!((got.text(), engine.ledger().requests()[0].target.as_str()), (answer.into(), "/v1/embeddings"));
+        assert_eq!((got.text(), engine.log().requests()[0].target.as_str()), (answer.into(), "/v1/embeddings"));
         assert_eq!(house.line().await.verdict(), verdict);
         house.end().await;
     }
@@ -724,7 +724,7 @@ async fn a_client_that_leaves_an_unjudged_path_is_unjudged() {
     let (house, engine) = House::playing(Script::new().silence());
     let ask = house.post("/v1/embeddings", json!({"model": "m1", "input": "hi"}));
     assert!(tokio::time::timeout(ms(9000), ask).await.is_err());
-    assert_eq!(engine.ledger().closed(0).await, at(9000));
+    assert_eq!(engine.log().closed(0).await, at(9000));
     assert_eq!(house.line().await.verdict(), "excluded(unjudged)");
     house.end().await;
 }
@@ -746,7 +746,7 @@ async fn c70_while_draining_new_requests_are_refused_and_open_ones_run_on() {
     let answer = open.whole().await;
     assert_eq!(answer.end, at(3000));
     assert!(!answer.text().contains("error"));
-    assert_eq!(engine.ledger().requests().len(), 1);
+    assert_eq!(engine.log().requests().len(), 1);
     let lines = house.lines(3).await;
     let verdicts: Vec<String> = lines.iter().map(Line::verdict).collect();
     assert_eq!(verdicts, ["missed(shed)", "missed(shed)", "met"]);
@@ -792,7 +792,7 @@ async fn c70_the_drain_limit_ends_a_stream_with_an_error_event() {
     assert_eq!((answer.end, answer.is_cut), (at(200), false));
     let rest = answer.text().strip_prefix(&[event(&t("a")), event(&t("b"))].concat()).unwrap().to_owned();
     assert!(rest.starts_with("data: {\"error\":") && rest.contains("drain_cut"));
-    assert_eq!(engine.ledger().closed(0).await, at(200));
+    assert_eq!(engine.log().closed(0).await, at(200));
     assert_eq!(house.line().await.verdict(), "missed(internal)");
     house.end().await;
 }
@@ -807,7 +807,7 @@ async fn c70_the_drain_limit_ends_a_wait_with_a_503() {
         let (house, engine) = House::playing(script);
         let answer = drained_at_200(&house, ask).await;
         assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (503, Some("drain_cut")));
-        assert_eq!(engine.ledger().closed(0).await, at(200));
+        assert_eq!(engine.log().closed(0).await, at(200));
         assert_eq!(house.line().await.verdict(), "missed(internal)");
         house.end().await;
     }
@@ -856,7 +856,7 @@ async fn a_stream_keeps_the_settings_it_arrived_under() {
     let old = house.chat(stream_with_usage()).await;
     // TPOT 80 ms is now too slow, the class is renamed, and the pool is another one.
     let new = Yaml::default().no_pools().pool("b", &["f1"]);
-    house.adopt(&new);
+    house.reload(&new);
     let other = house.engine("f1", vec![good()]);
     let during = house.chat(stream_with_usage()).await.whole().await;
     assert_eq!(during.header("x-goodput-pool"), Some("b"));
@@ -864,7 +864,7 @@ async fn a_stream_keeps_the_settings_it_arrived_under() {
     let lines = house.lines(2).await;
     let of = |pool: &str| lines.iter().find(|line| line.text("pool") == pool).unwrap();
     assert_eq!((of("a").verdict(), of("b").verdict()), ("met".into(), "met".into()));
-    assert_eq!(other.ledger().requests().len(), 1);
+    assert_eq!(other.log().requests().len(), 1);
     assert_eq!(house.page().sum("slo_met_total", &[("pool", "a")]), 1.0, "counters stay over a reload");
     house.end().await;
 }
@@ -874,13 +874,13 @@ async fn an_engine_that_left_finishes_what_it_has() {
     let script = Script::stream().say_all([(100, t("a")), (130, t("b"))]).say(f("stop")).say(d()).end();
     let (house, engine) = House::playing(script);
     let open = house.chat(stream()).await;
-    house.adopt(&Yaml::default().engines_of_first(&["e2"]));
+    house.reload(&Yaml::default().engines_of_first(&["e2"]));
     house.engine("e2", vec![good()]);
     assert!(open.whole().await.text().ends_with("[DONE]\n\n"));
     for _ in 0..5 {
         assert_eq!(house.chat(stream()).await.whole().await.status, 200);
     }
-    assert_eq!(engine.ledger().requests().len(), 1);
+    assert_eq!(engine.log().requests().len(), 1);
     assert!(house.lines(6).await.iter().all(|line| line.verdict() == "met"));
     house.end().await;
 }
@@ -896,7 +896,7 @@ async fn c70_the_drain_limit_ends_an_upload_with_a_503() {
     let (_, (answer, when)) = tokio::join!(departure, client.read_until("drain_cut"));
     assert!(answer.starts_with("HTTP/1.1 503 "));
     assert_eq!(when, at(200));
-    assert!(engine.ledger().requests().is_empty());
+    assert!(engine.log().requests().is_empty());
     assert_eq!(house.line().await.verdict(), "missed(internal)");
     drop(client);
     house.end().await;

@@ -1,8 +1,8 @@
 //! Overload levels through the whole gateway: when they are entered and left, and what each of
 //! them does to a request.
 
+use crate::support::scripted_engine::{Script, ScriptedEngine, fixtures::*};
 use goodput::gateway::OverrideError;
-use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
 use serde_json::{Value, json};
 
 use crate::retries::{good, status};
@@ -51,7 +51,7 @@ fn level(house: &House) -> usize {
 }
 
 fn asked(engine: &ScriptedEngine) -> Vec<Value> {
-    engine.ledger().requests().iter().map(|request| request.json()).collect()
+    engine.log().requests().iter().map(|request| request.json()).collect()
 }
 
 /// One token at 100 ms, and the end after so long.
@@ -140,17 +140,17 @@ async fn a_level_set_by_hand_stands_over_reloads_until_it_is_handed_back() {
     let view = gateway.force_level("chat", Some(2), None).unwrap();
     assert_eq!((view.level, view.is_forced, view.actions.len()), (2, true, 2));
     house.sleep(ms(60_000)).await;
-    house.adopt(&yaml(&two));
+    house.reload(&yaml(&two));
     assert_eq!(level(&house), 2);
     assert_eq!(house.page().sum("goodput_degrade_forced", &[("class", "chat")]), 1.0);
-    house.adopt(&yaml(&format!("{{action: defer, {DEEP}}}")));
+    house.reload(&yaml(&format!("{{action: defer, {DEEP}}}")));
     assert_eq!(level(&house), 1, "there is no second one any more");
     gateway.force_level("chat", None, None).unwrap();
     house.sleep(ms(9_000)).await;
     assert_eq!(level(&house), 1, "it is left as any other");
     house.sleep(ms(2_000)).await;
     assert_eq!(level(&house), 0);
-    house.adopt(&Yaml::default());
+    house.reload(&Yaml::default());
     assert_eq!(house.gateway.level_views(), []);
     house.end().await;
 }
@@ -164,7 +164,7 @@ async fn a_level_set_by_hand_for_a_while_is_handed_back_by_itself() {
     assert_eq!(left(), 60.0);
     house.sleep(ms(20_000)).await;
     assert_eq!(left(), 40.0);
-    house.adopt(&yaml(&format!("{{action: defer, {DEEP}}}")));
+    house.reload(&yaml(&format!("{{action: defer, {DEEP}}}")));
     house.sleep(ms(39_000)).await;
     assert_eq!((level(&house), left()), (1, 1.0), "a reload changes nothing about it");
     house.sleep(ms(2_000)).await;
@@ -244,7 +244,7 @@ async fn a_cap_is_lowered_and_what_it_cuts_is_counted() {
     for (number, (body, becomes, header)) in bodies.into_iter().enumerate() {
         let answer = house.send(Ask::raw(CHAT, body)).await.whole().await;
         assert_eq!(answer.header("x-goodput-degraded"), header, "{body}");
-        let received = String::from_utf8(engines[0].ledger().requests()[number].body.to_vec()).unwrap();
+        let received = String::from_utf8(engines[0].log().requests()[number].body.to_vec()).unwrap();
         assert!(received.contains(becomes), "{received}");
     }
     let told: Vec<_> = house.lines(3).await.into_iter().map(|line| line.0["degraded"].clone()).collect();
@@ -337,7 +337,7 @@ async fn reasoning_is_switched_off_and_the_rest_of_the_body_stays() {
     let body = r#"{"model":"m1", "reasoning_effort": "high", "x":1.50}"#;
     let answer = house.send(Ask::raw(CHAT, body)).await.whole().await;
     assert_eq!(answer.header("x-goodput-degraded"), Some("reasoning_off"));
-    let received = String::from_utf8(engines[0].ledger().requests()[0].body.to_vec()).unwrap();
+    let received = String::from_utf8(engines[0].log().requests()[0].body.to_vec()).unwrap();
     let becomes = r#"{"chat_template_kwargs":{"enable_thinking":false,"thinking":false},"model":"m1", "reasoning_effort": "low", "x":1.50}"#;
     assert_eq!(received, becomes);
     let none = house.send(Ask::raw(CHAT, r#"{"model":"m1","reasoning_effort":"none"}"#)).await.whole().await;

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::support::scripted_engine::{Received, Script, ScriptedEngine, fixtures::*};
 use futures_util::future::{join, join_all};
-use goodput::lab::script::{Received, Script, ScriptedEngine, fixtures::*};
 use serde_json::{Value, json};
 
 use crate::engines::{Face, engine, posts, two, until};

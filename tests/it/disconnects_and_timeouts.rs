@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use goodput::lab::script::{Script, event, fixtures::*};
-use goodput::units::{ClientState, DisconnectReason};
+use crate::support::scripted_engine::{Script, event, fixtures::*};
+use goodput::types::{ClientState, DisconnectReason};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -59,7 +59,7 @@ async fn c47_a_cancel_in_mid_stream_reaches_the_engine_at_once() {
         answer.frames(5).await;
         assert_eq!(house.clock.now(), at(100));
         drop(answer);
-        assert_eq!(engine.ledger().closed(0).await, at(100), "{path}");
+        assert_eq!(engine.log().closed(0).await, at(100), "{path}");
         let line = house.line().await;
         // Its 200 had come.
         assert_eq!((line.verdict(), line.number("status")), ("excluded(client_cancel)".into(), Some(200.0)));
@@ -78,7 +78,7 @@ async fn c47_over_a_connection_too() {
         client.read_until("\"a\"").await;
         house.sleep(ms(85)).await;
         drop(client);
-        assert_eq!(engine.ledger().closed(0).await, at(105), "{path}");
+        assert_eq!(engine.log().closed(0).await, at(105), "{path}");
         assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
         house.end().await;
     }
@@ -93,7 +93,7 @@ async fn c47_a_reset_http2_stream_reaches_the_engine_and_the_connection_lives_on
     assert!(h2_next(&mut answer).await.is_some());
     house.sleep(ms(30)).await;
     drop(answer);
-    assert_eq!(engine.ledger().closed(0).await, at(50));
+    assert_eq!(engine.log().closed(0).await, at(50));
     assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
     assert_eq!(client.send_request(h2_post(CHAT, &unary())).await.unwrap().status(), 200);
     house.lines(2).await;
@@ -113,10 +113,10 @@ async fn c47_while_the_gateway_is_blocked_writing() {
     let mut client = house.connect(4096);
     client.post(CHAT, &stream()).await;
     house.sleep(ms(90)).await;
-    let written = engine.ledger().connections()[0].written;
+    let written = engine.log().connections()[0].written;
     assert!(written < 400_000, "{written} bytes were taken from the engine for a client that reads nothing");
     drop(client);
-    assert_eq!(engine.ledger().closed(0).await, at(90));
+    assert_eq!(engine.log().closed(0).await, at(90));
     assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
     house.end().await;
 }
@@ -130,7 +130,7 @@ async fn c48_a_cancel_before_the_first_token_reaches_the_engine() {
             // A head without tokens goes out at once where no stream was asked for.
             drop(before);
             house.sleep(ms(200)).await;
-            assert!(engine.ledger().closed(0).await <= at(200));
+            assert!(engine.log().closed(0).await <= at(200));
             assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
             assert_eq!(house.page().sum("goodput_time_to_first_token_seconds_count", &[]), 0.0);
             house.end().await;
@@ -145,7 +145,7 @@ async fn c48_over_a_connection_too() {
     client.post(CHAT, &unary()).await;
     house.sleep(ms(200)).await;
     drop(client);
-    assert_eq!(engine.ledger().closed(0).await, at(200));
+    assert_eq!(engine.log().closed(0).await, at(200));
     assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
     house.end().await;
 }
@@ -194,7 +194,7 @@ async fn a_client_that_leaves_during_its_upload_is_a_cancel() {
     drop(client);
     let line = house.line().await;
     assert_eq!((line.verdict(), line.number("status")), ("excluded(client_cancel)".into(), Some(499.0)));
-    assert!(engine.ledger().requests().is_empty());
+    assert!(engine.log().requests().is_empty());
     house.end().await;
 }
 
@@ -218,7 +218,7 @@ async fn c51_only_the_total_limit_ends_an_active_stream() {
     assert_eq!((answer.end, answer.is_cut), (at(1000), false));
     let last = answer.events().pop().unwrap();
     assert!(last.contains("total_timeout"), "{last}");
-    assert_eq!(engine.ledger().closed(0).await, at(1000));
+    assert_eq!(engine.log().closed(0).await, at(1000));
     assert_eq!(house.line().await.verdict(), "missed(timeout_total)");
     house.end().await;
 }
@@ -240,7 +240,7 @@ async fn c52_silence_from_the_start_is_a_504() {
         let code = if streams { "first_token_timeout" } else { "response_head_timeout" };
         assert_eq!(answer.header("x-goodput-reason"), Some(code));
         assert_eq!(answer.json()["error"]["code"], code);
-        assert_eq!(engine.ledger().closed(0).await, at(500));
+        assert_eq!(engine.log().closed(0).await, at(500));
         assert_eq!(house.line().await.verdict(), "missed(timeout_first_token)");
         house.end().await;
     }
@@ -254,7 +254,7 @@ async fn c52_silence_behind_a_head_that_is_out_is_an_error_event() {
     assert_eq!((answer.status.as_u16(), answer.at, answer.end), (200, at(100), at(500)));
     let rest = answer.text().strip_prefix(&event(&r())).unwrap().to_owned();
     assert!(rest.starts_with("data: {\"error\":") && rest.contains("first_token_timeout"));
-    assert_eq!(engine.ledger().closed(0).await, at(500));
+    assert_eq!(engine.log().closed(0).await, at(500));
     assert_eq!(house.line().await.verdict(), "missed(timeout_first_token)");
     house.end().await;
 }
@@ -266,7 +266,7 @@ async fn c52_a_gap_over_the_idle_limit_is_an_error_event() {
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.end, answer.is_cut), (at(400), false));
     assert!(answer.events().pop().unwrap().contains("idle_timeout"));
-    assert_eq!(engine.ledger().closed(0).await, at(400));
+    assert_eq!(engine.log().closed(0).await, at(400));
     assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
     assert_eq!(house.states("a"), ["breaker_open"], "a limit behind a token is the engine's fault");
     house.end().await;
@@ -307,7 +307,7 @@ async fn c52_a_whole_answer_that_stops_in_the_middle_is_cut() {
     let answer = house.chat(unary()).await.whole().await;
     assert_eq!((answer.end, answer.is_cut, answer.text()), (at(500), true, "{\"cho".into()));
     assert_eq!(answer.header("content-length"), Some("100"));
-    assert_eq!(engine.ledger().closed(0).await, at(500));
+    assert_eq!(engine.log().closed(0).await, at(500));
     assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
     house.end().await;
 }
@@ -489,7 +489,7 @@ async fn c53_failures_behind_a_head_of_ours_are_events() {
         assert_eq!((answer.status.as_u16(), answer.at, answer.is_cut), (200, at(200), false));
         let error: Value = serde_json::from_str(&answer.events().pop().unwrap()).unwrap();
         assert_eq!(error["error"]["code"], code);
-        let asked: usize = engines.iter().map(|engine| engine.ledger().requests().len()).sum();
+        let asked: usize = engines.iter().map(|engine| engine.log().requests().len()).sum();
         assert_eq!(asked, 1, "the head is out: nothing is tried again");
         assert_eq!(house.line().await.verdict(), verdict);
         house.end().await;
@@ -504,7 +504,7 @@ async fn c53_a_coded_answer_behind_a_head_of_ours_switches_injection_off_and_ope
     assert!(!answer.text().contains("zzz") && answer.text().contains("engine_coded"));
     assert_eq!(house.states("a"), ["up"]);
     house.chat(stream()).await.whole().await;
-    let injected = engine.ledger().requests().into_iter().map(|request| {
+    let injected = engine.log().requests().into_iter().map(|request| {
         let body: Value = serde_json::from_slice(&request.body).unwrap();
         body["stream_options"].is_object()
     });
@@ -523,7 +523,7 @@ async fn c53_a_head_of_ours_says_nothing_about_what_the_engine_accepts() {
     house.chat(stream()).await.whole().await;
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!(answer.status, 200);
-    assert_eq!(engine.ledger().requests().len(), 3);
+    assert_eq!(engine.log().requests().len(), 3);
     house.end().await;
 }
 
@@ -562,7 +562,7 @@ async fn c54_a_leave_after_the_finish_event_is_none() {
     let line = house.line().await;
     assert_eq!((line.verdict(), line.number("status")), ("met".into(), Some(200.0)));
     // Its usage is what it is charged by, and is waited for a second behind the finish.
-    assert_eq!(engine.ledger().closed(0).await, at(1120));
+    assert_eq!(engine.log().closed(0).await, at(1120));
     assert_eq!(house.page().sum("goodput_cancel_seconds_count", &[]), 0.0);
     house.end().await;
 }
@@ -725,11 +725,11 @@ async fn c55_a_client_that_reads_nothing_stops_the_engine_and_is_cut() {
     let mut client = house.connect(4096);
     client.post(CHAT, &stream()).await;
     house.sleep(Duration::from_secs(3)).await;
-    let written = engine.ledger().connections()[0].written;
+    let written = engine.log().connections()[0].written;
     assert!(written < 600_000, "{written} bytes are on their way for a client that reads nothing");
     assert_eq!(house.page().sum("goodput_in_flight", &[("class", "chat")]), 1.0);
     // Nothing was read since the first millisecond; the write stall is 30 s.
-    let closed = engine.ledger().closed(0).await;
+    let closed = engine.log().closed(0).await;
     assert!(closed > at(30_000) && closed <= at(30_010), "{closed:?}");
     assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
     drop(client);
@@ -830,10 +830,10 @@ async fn c55_an_http2_client_that_opens_no_window_stops_the_engine_too() {
     let mut client = house.connect_h2().await;
     let answer = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
     house.sleep(Duration::from_secs(3)).await;
-    let written = engine.ledger().connections()[0].written;
+    let written = engine.log().connections()[0].written;
     assert!(written < 600_000, "{written} bytes are on their way for a client that reads nothing");
     drop(answer);
-    assert!(engine.ledger().closed(0).await <= at(3100));
+    assert!(engine.log().closed(0).await <= at(3100));
     assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
     drop(client);
     house.end().await;
@@ -863,9 +863,9 @@ async fn a_long_stream_waits_for_a_client_that_keeps_the_window_shut_and_is_cut_
     let mut client = house.connect_h2_with_window(0).await;
     let _untaken = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
     house.sleep(Duration::from_secs(3)).await;
-    let written = engine.ledger().connections()[0].written;
+    let written = engine.log().connections()[0].written;
     assert!(written < 600_000, "{written} bytes are on their way for a client that reads nothing");
-    assert_eq!(engine.ledger().closed(0).await, at(30_001));
+    assert_eq!(engine.log().closed(0).await, at(30_001));
     assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
     drop(client);
     house.end().await;
@@ -879,7 +879,7 @@ async fn a_reset_reaches_the_engine_while_the_window_is_shut() {
         let answer = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
         house.sleep(at(moment).since(house.clock.now())).await;
         drop(answer);
-        assert_eq!(engine.ledger().closed(0).await, at(moment));
+        assert_eq!(engine.log().closed(0).await, at(moment));
         let limited = moment > 200;
         let verdict = if limited { "excluded(client_limited)" } else { "excluded(client_cancel)" };
         assert_eq!(house.line().await.verdict(), verdict);
@@ -894,7 +894,7 @@ async fn the_idle_limit_does_not_run_while_the_window_is_shut_and_the_total_limi
     let (house, engine) = House::playing_with(&yaml, Script::stream().at(100).say(t("a")).silence());
     let mut client = house.connect_h2_with_window(0).await;
     let _untaken = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
-    assert_eq!(engine.ledger().closed(0).await, at(5000));
+    assert_eq!(engine.log().closed(0).await, at(5000));
     assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
     drop(client);
     house.end().await;
@@ -910,7 +910,7 @@ async fn a_total_limit_that_passes_while_the_window_is_shut_is_no_fault_of_the_e
         let (house, engine) = House::playing_with(&yaml, Script::stream().at(100).say(t("a")).silence());
         let mut client = house.connect_h2_with_window(window).await;
         let _untaken = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
-        assert_eq!(engine.ledger().closed(0).await, at(5000));
+        assert_eq!(engine.log().closed(0).await, at(5000));
         assert_eq!((house.line().await.verdict(), house.states("a")), (verdict.into(), vec![state]));
         drop(client);
         house.end().await;
@@ -926,7 +926,7 @@ async fn the_idle_limit_runs_from_the_moment_at_which_a_client_takes_bytes_again
     house.sleep(at(3000).since(house.clock.now())).await;
     assert_eq!(house.page().sum("goodput_in_flight", &[("class", "chat")]), 1.0);
     let (_, when) = client.read_until("idle_timeout").await;
-    assert_eq!((when, engine.ledger().closed(0).await), (at(4000), at(4000)));
+    assert_eq!((when, engine.log().closed(0).await), (at(4000), at(4000)));
     assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
     drop(client);
     house.end().await;
@@ -942,7 +942,7 @@ async fn the_idle_limit_begins_anew_when_a_refusing_client_reads_again() {
     house.sleep(ms(800)).await;
     let rest = answer.whole().await;
     assert_eq!(rest.end, at(1900));
-    assert_eq!(engine.ledger().closed(0).await, at(1900));
+    assert_eq!(engine.log().closed(0).await, at(1900));
     assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
     house.end().await;
 }
@@ -976,7 +976,7 @@ async fn a_leave_behind_a_head_of_ours_reaches_the_engine() {
     assert_eq!(answer.frame().await.unwrap().1, at(200));
     house.sleep(ms(50)).await;
     drop(answer);
-    assert_eq!(engine.ledger().closed(0).await, at(250));
+    assert_eq!(engine.log().closed(0).await, at(250));
     assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
     house.end().await;
 }

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use goodput::admit::desk::Seat;
-use goodput::lab::script::{Script, event, fixtures::*};
-use goodput::units::{ClientState, DisconnectReason};
+use crate::support::scripted_engine::{Script, event, fixtures::*};
+use goodput::admit::pool_queue::Seat;
+use goodput::types::{ClientState, DisconnectReason};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -55,8 +55,8 @@ fn full(yaml: &Yaml, script: Script) -> (House, Seat) {
 }
 
 fn take_the_seat(house: &House, pool: &str) -> Seat {
-    let desk = house.gateway.desks.desk(&pool.into()).expect("a desk");
-    desk.take_free_seat(&crate::admission::patient()).expect("a free seat")
+    let pool_queue = house.gateway.pool_queues.pool_queue(&pool.into()).expect("a desk");
+    pool_queue.take_free_seat(&crate::admission::patient()).expect("a free seat")
 }
 
 #[tokio::test(start_paused = true)]
@@ -250,8 +250,8 @@ async fn failures_of_the_engine_behind_such_a_head_are_events_and_nothing_is_tri
             (line.verdict(), line.number("attempts"), line.number("status")),
             (verdict.into(), Some(1.0), Some(200.0))
         );
-        assert_eq!(engine.map_or(0, |engine| engine.ledger().requests().len()), usize::from(code != "connect_failed"));
-        assert_eq!(other.ledger().requests().len(), 0);
+        assert_eq!(engine.map_or(0, |engine| engine.log().requests().len()), usize::from(code != "connect_failed"));
+        assert_eq!(other.log().requests().len(), 0);
         ended(house).await;
     }
 }
@@ -276,10 +276,11 @@ async fn an_error_that_an_engine_tells_in_band_behind_such_a_head_is_judged_by_i
 async fn a_line_that_has_gone_stale_is_not_what_such_a_request_fails_by() {
     // Every connection serves one request and closes when the second comes.
     let house = House::new(&kept());
-    let engine = goodput::lab::script::ScriptedEngine::new(house.clock, |request| match request.on_connection {
-        0 => stream_of(10, 20),
-        _ => Script::new().close(),
-    });
+    let engine =
+        crate::support::scripted_engine::ScriptedEngine::new(house.clock, |request| match request.on_connection {
+            0 => stream_of(10, 20),
+            _ => Script::new().close(),
+        });
     house.network.engine("e1", &engine);
     house.send(ask()).await.whole().await;
     let seat = take_the_seat(&house, "a");
@@ -308,7 +309,7 @@ async fn nothing_is_injected_behind_such_a_head_that_the_engine_has_not_shown_to
         house.chat(stream()).await.whole().await;
         house.sleep(ms(1000) - ms(house.clock.now().as_nanos() / 1_000_000 % 1000)).await;
     }
-    let injected = engine.ledger().requests().into_iter().map(|request| {
+    let injected = engine.log().requests().into_iter().map(|request| {
         let body: Value = serde_json::from_slice(&request.body).unwrap();
         body["stream_options"].is_object()
     });
@@ -447,13 +448,13 @@ async fn a_reset_behind_a_shut_window_leaves_the_queue_and_the_engine_at_once() 
             seat = None;
         }
         house.sleep(ms(300)).await;
-        let asked = engine.ledger().requests().len();
+        let asked = engine.log().requests().len();
         assert_eq!((asked, house.clock.now()), (usize::from(is_freed), at(800)));
         drop(answer);
         house.sleep(ms(1)).await;
         assert_eq!(house.crowd(), crowd);
         if is_freed {
-            assert_eq!(engine.ledger().closed(0).await, at(800));
+            assert_eq!(engine.log().closed(0).await, at(800));
         }
         assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
         drop((seat, shut));

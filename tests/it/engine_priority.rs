@@ -1,7 +1,7 @@
 //! The rank of a class, told to engines that schedule by priority, and to no others.
 
-use goodput::lab::engine::{Lengths, Order, Settings, Shape, SimEngine};
-use goodput::lab::script::{Script, ScriptedEngine};
+use crate::support::scripted_engine::{Script, ScriptedEngine};
+use goodput::sim::engine::{AdmissionOrder, EngineSpec, LengthDistribution, SimEngine, SimSettings};
 use serde_json::{Value, json};
 
 use crate::retries::{good, status};
@@ -30,7 +30,7 @@ fn of(class: &str) -> Value {
 
 /// The `priority` that each request came with, in the order of arrival.
 fn told(engine: &ScriptedEngine) -> Vec<Value> {
-    engine.ledger().requests().iter().map(|request| request.json()["priority"].clone()).collect()
+    engine.log().requests().iter().map(|request| request.json()["priority"].clone()).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -83,12 +83,12 @@ async fn an_engine_that_refuses_a_priority_is_asked_again_without() {
 }
 
 /// One seat in the engine's batch, three requests in its queue: who is served first?
-async fn order_of_service(order: Order, yaml: &Yaml) -> Vec<&'static str> {
+async fn order_of_service(order: AdmissionOrder, yaml: &Yaml) -> Vec<&'static str> {
     let house = House::new(yaml);
-    let shape = Shape { max_running: 1, order, prefix_caching: false, ..Shape::default() };
-    let output = Lengths { p50: 20.0, p95: 20.0 };
+    let shape = EngineSpec { max_running: 1, order, prefix_caching: false, ..EngineSpec::default() };
+    let output = LengthDistribution { p50: 20.0, p95: 20.0 };
     let models = vec!["m1".to_owned()];
-    let engine = SimEngine::start(house.clock, Settings { models, shape, output, ..Settings::default() });
+    let engine = SimEngine::start(house.clock, SimSettings { models, shape, output, ..SimSettings::default() });
     house.network.simulated("e1", &engine);
     let ask = async |after: u64, class: &'static str| {
         house.sleep(ms(after)).await;
@@ -103,7 +103,11 @@ async fn order_of_service(order: Order, yaml: &Yaml) -> Vec<&'static str> {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_schedules_by_priority_serves_the_higher_rank_first() {
-    assert_eq!(order_of_service(Order::Priority, &by_priority()).await, ["voice", "chat", "bulk"]);
-    assert_eq!(order_of_service(Order::Priority, &yaml()).await, ["bulk", "chat", "voice"], "nothing was told");
-    assert_eq!(order_of_service(Order::Arrival, &by_priority()).await, ["bulk", "chat", "voice"]);
+    assert_eq!(order_of_service(AdmissionOrder::Priority, &by_priority()).await, ["voice", "chat", "bulk"]);
+    assert_eq!(
+        order_of_service(AdmissionOrder::Priority, &yaml()).await,
+        ["bulk", "chat", "voice"],
+        "nothing was told"
+    );
+    assert_eq!(order_of_service(AdmissionOrder::Arrival, &by_priority()).await, ["bulk", "chat", "voice"]);
 }

@@ -2,11 +2,11 @@
 
 use std::pin::pin;
 
+use crate::support::scripted_engine::fixtures::{d, f, r, t};
+use crate::support::scripted_engine::{Script, ScriptedEngine};
 use futures_util::future::{join, join_all};
-use goodput::lab::script::fixtures::{d, f, r, t};
-use goodput::lab::script::{Script, ScriptedEngine};
-use goodput::route::Size;
-use goodput::units::{ClientState, PoolId, Tokens};
+use goodput::route::WorkEstimate;
+use goodput::types::{ClientState, PoolId, Tokens};
 use serde_json::{Value, json};
 
 use crate::retries::good;
@@ -15,13 +15,13 @@ use crate::support::{Ask, CHAT, House, Yaml, ms, stream, unary};
 const FOUR: [&str; 4] = ["e1", "e2", "e3", "e4"];
 
 fn asked(engines: &[ScriptedEngine]) -> Vec<usize> {
-    engines.iter().map(|engine| engine.ledger().requests().len()).collect()
+    engines.iter().map(|engine| engine.log().requests().len()).collect()
 }
 
 /// How many engines met requests that contain this.
 fn met(engines: &[ScriptedEngine], text: &str) -> usize {
     let has = |engine: &&ScriptedEngine| {
-        engine.ledger().requests().iter().any(|request| request.json().to_string().contains(text))
+        engine.log().requests().iter().any(|request| request.json().to_string().contains(text))
     };
     engines.iter().filter(has).count()
 }
@@ -72,7 +72,7 @@ async fn a_session_meets_one_engine_and_another_when_its_own_is_gone() {
     let before = asked(&engines);
     assert!(before.iter().all(|count| *count > 0), "{before:?}");
     // No engine behind the first name any more.
-    house.adopt(&yaml.clone().engines_of_first(&FOUR[1..]));
+    house.reload(&yaml.clone().engines_of_first(&FOUR[1..]));
     for session in &sessions {
         turn(session).await;
     }
@@ -96,7 +96,7 @@ async fn requests_go_where_they_are_likeliest_to_keep_their_promise() {
     let yaml = Yaml::default().engines_of_first(&["e1", "e2"]);
     let house = House::new(&yaml);
     let engines = [house.engine("e1", vec![after(100)]), house.engine("e2", vec![after(800)])];
-    let (pool, size) = (PoolId::from("a"), Size { prefill: Tokens(1), decode: Tokens(100) });
+    let (pool, size) = (PoolId::from("a"), WorkEstimate { prefill: Tokens(1), decode: Tokens(100) });
     assert_eq!(house.gateway.fleet.predict(&pool, size, house.clock.now()), None);
     for _ in 0..100 {
         assert_eq!(house.chat(stream()).await.whole().await.status, 200);
@@ -118,7 +118,7 @@ async fn requests_go_where_they_are_likeliest_to_keep_their_promise() {
 async fn a_client_that_does_not_read_teaches_nothing_of_its_engines_latency() {
     for (refuses, verdict, learns) in [(true, "excluded(client_limited)", false), (false, "met", true)] {
         let (house, _engine) = House::playing(after(300));
-        let (pool, size) = (PoolId::from("a"), Size { prefill: Tokens(1), decode: Tokens(100) });
+        let (pool, size) = (PoolId::from("a"), WorkEstimate { prefill: Tokens(1), decode: Tokens(100) });
         for _ in 0..40 {
             let client = ClientState::default();
             if refuses {
@@ -140,12 +140,12 @@ async fn seats_that_are_found_out_begin_at_sixty_four_and_others_wait() {
     let all = join_all((0..70).map(|_| async { house.chat(stream()).await.whole().await.status }));
     let look = async {
         house.sleep(ms(50)).await;
-        engine.ledger().requests().len()
+        engine.log().requests().len()
     };
     let (statuses, asked) = join(all, look).await;
     assert_eq!(asked, 64);
     assert!(statuses.iter().all(|status| *status == 200));
-    assert_eq!(engine.ledger().requests().len(), 70);
+    assert_eq!(engine.log().requests().len(), 70);
     house.end().await;
 }
 

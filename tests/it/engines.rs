@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
 
+use crate::support::scripted_engine::{Received, Script, ScriptedEngine, fixtures::*};
 use futures_util::future::join_all;
-use goodput::lab::script::{Received, Script, ScriptedEngine, fixtures::*};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ pub fn engine(
 }
 
 pub fn posts(engine: &ScriptedEngine) -> usize {
-    engine.ledger().requests().iter().filter(|request| request.method == "POST").count()
+    engine.log().requests().iter().filter(|request| request.method == "POST").count()
 }
 
 fn departed(house: &House) -> f64 {
@@ -339,7 +339,7 @@ async fn c112_while_another_pool_of_the_route_serves_an_open_breaker_lets_nobody
     for _ in 0..9 {
         house.chat(stream()).await.whole().await;
     }
-    assert_eq!((first.ledger().requests().len(), second.ledger().requests().len()), (1, 8));
+    assert_eq!((first.log().requests().len(), second.log().requests().len()), (1, 8));
     house.lines(9).await;
     house.end().await;
 }
@@ -536,7 +536,7 @@ async fn c102_a_status_that_nobody_knows_is_a_bad_answer() {
             (502, Some("engine_garbage")),
             "{code}"
         );
-        assert_eq!(engine.ledger().requests().len(), 2, "tried again, as after any answer that broke off");
+        assert_eq!(engine.log().requests().len(), 2, "tried again, as after any answer that broke off");
         assert_eq!(house.line().await.verdict(), "missed(upstream_error)");
         house.end().await;
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use goodput::lab::script::{Script, event, fixtures::*};
+use crate::support::scripted_engine::{Script, event, fixtures::*};
 use serde_json::json;
 
 use crate::support::*;
@@ -353,7 +353,7 @@ async fn c10_an_error_event_after_three_tokens_is_relayed_and_counts() {
     assert_eq!(answer.text(), relayed);
     let line = house.line().await;
     assert_eq!((line.verdict(), line.ttft()), ("missed(upstream_error)".into(), Some(100.0)));
-    assert_eq!(engine.ledger().requests().len(), 1, "nothing is tried again after a token");
+    assert_eq!(engine.log().requests().len(), 1, "nothing is tried again after a token");
     house.end().await;
 }
 
@@ -364,7 +364,7 @@ async fn c10_an_invalid_request_told_in_band_is_excluded() {
     let answer = house.chat(stream_with_usage()).await.whole().await;
     assert!(answer.text().contains("context length"));
     assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
-    assert_eq!(engine.ledger().requests().len(), 1);
+    assert_eq!(engine.log().requests().len(), 1);
     house.end().await;
 }
 
@@ -387,7 +387,7 @@ async fn c10_faults_told_in_band_open_the_breaker() {
     for _ in 0..2 {
         house.chat(stream()).await.whole().await;
     }
-    assert_eq!(engine.ledger().requests().len(), 2);
+    assert_eq!(engine.log().requests().len(), 2);
     assert_eq!(house.states("a"), ["breaker_open"]);
     house.lines(2).await;
     house.end().await;
@@ -444,7 +444,7 @@ async fn c14_a_cut_after_the_second_token_counts_exactly_that() {
     drop(answer);
     let line = house.line().await;
     assert_eq!((line.verdict(), line.tokens()), ("excluded(client_cancel)".into(), (Some(100), Some(2))));
-    assert_eq!(engine.ledger().closed(0).await, at(120));
+    assert_eq!(engine.log().closed(0).await, at(120));
     house.end().await;
 }
 

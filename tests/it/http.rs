@@ -1,7 +1,7 @@
 //! Heads, bodies and framing in both directions (`docs/cases.md`).
 
+use crate::support::scripted_engine::{Script, event, fixtures::*};
 use bytes::Bytes;
-use goodput::lab::script::{Script, event, fixtures::*};
 use http::{Method, Request};
 use http_body_util::StreamBody;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ async fn c56_a_large_body_passes_whole_and_one_above_the_limit_does_not() {
     let (house, engine) = House::playing(whole_answer());
     let sent = body(&image);
     assert_eq!(house.chat(sent.clone()).await.whole().await.status, 200);
-    assert_eq!(engine.ledger().requests()[0].body, sent.to_string());
+    assert_eq!(engine.log().requests()[0].body, sent.to_string());
     assert_eq!(house.line().await.text("length"), "short", "images are no prompt");
     house.end().await;
 
@@ -56,7 +56,7 @@ async fn c56_a_large_body_passes_whole_and_one_above_the_limit_does_not() {
         if status == 413 {
             assert_eq!(answer.json()["error"]["code"], "body_too_large");
             assert_eq!((line.verdict(), line.text("class")), ("excluded(invalid_request)".into(), "-"));
-            assert!(engine.ledger().requests().is_empty());
+            assert!(engine.log().requests().is_empty());
         }
         house.end().await;
     }
@@ -82,7 +82,7 @@ async fn c56_an_unstated_length_is_refused_where_the_limit_is_passed() {
     let request = Request::post(CHAT).header("host", "g").body(slow_body(&house, frames)).unwrap();
     let answer = house.send_body(request).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.at), (413, at(110)));
-    assert!(engine.ledger().requests().is_empty());
+    assert!(engine.log().requests().is_empty());
     house.line().await;
     house.end().await;
 }
@@ -97,7 +97,7 @@ async fn upload_time_is_told_on_its_own_and_inside_ttft_only_where_the_class_cou
     house.send_body(request).await.whole().await;
     let line = house.line().await;
     assert_eq!((line.number("upload_ms"), line.number("queue_ms"), line.ttft()), (Some(300.0), Some(0.0), Some(310.0)));
-    let sent = &engine.ledger().requests()[0];
+    let sent = &engine.log().requests()[0];
     assert_eq!(sent.header("content-length"), Some(sent.body.len().to_string().as_str()), "framed anew");
     assert_eq!(sent.header("transfer-encoding"), None);
     house.end().await;
@@ -113,7 +113,7 @@ async fn an_upload_that_takes_too_long_is_a_408() {
     assert_eq!((answer.status.as_u16(), answer.at), (408, at(2000)));
     assert_eq!(answer.header("x-goodput-reason"), Some("body_timeout"));
     assert_eq!(house.line().await.verdict(), "excluded(slow_upload)");
-    assert!(engine.ledger().requests().is_empty());
+    assert!(engine.log().requests().is_empty());
     house.end().await;
 }
 
@@ -134,13 +134,13 @@ async fn c58_an_answer_in_a_coding_nobody_asked_for_passes_untouched_and_is_unpa
     let (house, engine) = House::playing(script);
     let ask = Ask::post(CHAT, stream()).header("accept-encoding", "gzip, br");
     let answer = house.send(ask).await.whole().await;
-    assert_eq!(engine.ledger().requests()[0].header("accept-encoding"), Some("identity"));
+    assert_eq!(engine.log().requests()[0].header("accept-encoding"), Some("identity"));
     assert_eq!(answer.header("content-encoding"), Some("gzip"));
     assert_eq!(answer.bytes(), [coded.clone(), coded].concat());
     assert_eq!(house.line().await.verdict(), "missed(unparseable)");
     // Injection is switched off for that engine.
     house.chat(stream()).await.whole().await;
-    let sent: Vec<Value> = engine.ledger().requests().iter().map(|request| request.json()).collect();
+    let sent: Vec<Value> = engine.log().requests().iter().map(|request| request.json()).collect();
     assert!(!sent[0]["stream_options"].is_null() && sent[1]["stream_options"].is_null());
     house.end().await;
 }
@@ -159,7 +159,7 @@ async fn a_compressed_request_is_read_and_goes_on_as_identity() {
         let (house, engine) = House::playing_with(&yaml, good());
         let answer = house.send(Ask::raw(CHAT, body).header("content-encoding", coding)).await.whole().await;
         assert_eq!(answer.status, 200, "{coding}");
-        let sent = &engine.ledger().requests()[0];
+        let sent = &engine.log().requests()[0];
         assert_eq!(sent.body, text);
         assert_eq!(sent.header("content-length"), Some(text.len().to_string().as_str()));
         assert!(sent.header("content-encoding").is_none_or(|coding| coding == "identity"));
@@ -183,7 +183,7 @@ async fn a_compressed_request_that_cannot_be_decoded_is_refused() {
         let (house, engine) = House::playing_with(&Yaml::default().top("listen: {max_body: 1MiB}"), good());
         let answer = house.send(Ask::raw(CHAT, body).header("content-encoding", coding)).await.whole().await;
         assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (status, Some(code)));
-        assert!(engine.ledger().requests().is_empty());
+        assert!(engine.log().requests().is_empty());
         assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
         house.end().await;
     }
@@ -225,7 +225,7 @@ async fn bodies_hold_no_more_memory_together_than_they_may_and_small_ones_go_on(
     let (first, (large, small)) = tokio::join!(first, others);
     assert_eq!((first.0, large, small.0), (200, (503, Some("bodies_full".into())), 200));
     assert_eq!(status(&of(1000 << 10).await.whole().await).0, 200, "what was held is given back");
-    assert_eq!(engine.ledger().requests().len(), 3);
+    assert_eq!(engine.log().requests().len(), 3);
     let mut verdicts: Vec<String> = house.lines(4).await.iter().map(Line::verdict).collect();
     verdicts.sort();
     assert_eq!(verdicts, ["met", "met", "met", "missed(shed)"]);
@@ -284,7 +284,7 @@ async fn c61_what_belongs_to_one_hop_stays_there_both_ways() {
         .header("x-vllm-priority", "-100")
         .header("x-custom", "stays");
     let answer = house.send(ask).await.whole().await;
-    let sent = &engine.ledger().requests()[0];
+    let sent = &engine.log().requests()[0];
     let mut names: Vec<String> = sent.headers.iter().map(|(name, _)| name.to_ascii_lowercase()).collect();
     names.sort();
     assert_eq!(names, ["accept-encoding", "content-length", "content-type", "host", "via", "x-custom", "x-request-id"]);
@@ -313,7 +313,7 @@ async fn c61_two_lengths_or_a_length_and_chunks_are_not_read_in_two_ways() {
     let (answer, _) = client.read_to_end().await;
     let answer = String::from_utf8_lossy(&answer).into_owned();
     assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("connection: close"), "{answer}");
-    assert_eq!(engine.ledger().requests().len(), 0);
+    assert_eq!(engine.log().requests().len(), 0);
 
     let mut client = house.connect(64 * 1024);
     client.send(format!("{post}transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")).await;
@@ -337,7 +337,7 @@ async fn c100_an_engine_sees_the_address_that_we_saw() {
             .send(format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\n{claims}content-length: {}\r\n\r\n{body}", body.len()))
             .await;
         client.read_until("200 OK").await;
-        let seen = engine.ledger().requests().last().cloned().unwrap();
+        let seen = engine.log().requests().last().cloned().unwrap();
         assert_eq!((seen.header("x-forwarded-for"), seen.header("via")), (Some(shown), Some("1.1 goodput")));
         for name in ["x_forwarded_for", "forwarded", "x-real-ip", "x-slo-ttft-ms"] {
             assert_eq!(seen.header(name), None, "{name}");
@@ -361,7 +361,7 @@ async fn c103_what_stands_behind_the_last_chunk_is_a_field_line_or_the_request_i
         assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("connection: close"), "{trailers:?}: {answer}");
         assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
     }
-    assert_eq!(engine.ledger().requests().len(), 0);
+    assert_eq!(engine.log().requests().len(), 0);
     house.end().await;
 }
 
@@ -419,7 +419,7 @@ async fn c111_a_refused_head_counts_once_over_http1_and_http2() {
     for name in ["goodput_requests_finished_total", "goodput_slo_excluded_total", "goodput_refused_total"] {
         assert_eq!(page.sum(name, &[]), 0.0, "{name}");
     }
-    assert_eq!(engine.ledger().requests().len(), 0);
+    assert_eq!(engine.log().requests().len(), 0);
     drop(sender);
     house.end().await;
 }
@@ -455,7 +455,7 @@ async fn c111_a_connection_of_http2_that_breaks_the_protocol_counts_once() {
         house.sleep(ms(100)).await;
     }
     assert_eq!(house.page().sum("goodput_bad_heads_total", &[]), 4.0);
-    assert_eq!(engine.ledger().requests().len(), 0);
+    assert_eq!(engine.log().requests().len(), 0);
     house.end().await;
 }
 
@@ -490,7 +490,7 @@ async fn c62_the_length_fits_the_body_after_an_edit() {
         } else {
             house.send(Ask::raw(CHAT, text)).await.whole().await;
         }
-        let sent = &engine.ledger().requests()[0];
+        let sent = &engine.log().requests()[0];
         assert_eq!(sent.header("content-length"), Some(sent.body.len().to_string().as_str()));
         assert_eq!(sent.json(), json!({"model": "m1", "stream": true, "stream_options": {"include_usage": true}}));
         assert_eq!(sent.raw_body, sent.body);
@@ -508,7 +508,7 @@ async fn c63_everything_but_the_insertion_is_byte_for_byte_the_clients() {
     );
     let (house, engine) = House::playing(good());
     house.send(Ask::raw(CHAT, text)).await.whole().await;
-    let sent = String::from_utf8(engine.ledger().requests()[0].body.to_vec()).unwrap();
+    let sent = String::from_utf8(engine.log().requests()[0].body.to_vec()).unwrap();
     let insertions = [r#""include_usage":true,"#, r#","include_usage":true"#];
     let without: Vec<String> = insertions.iter().map(|piece| sent.replacen(piece, "", 1)).collect();
     assert!(without.iter().any(|bare| bare == text), "{sent}");
@@ -524,7 +524,7 @@ async fn c63_what_is_grammatical_but_out_of_range_is_relayed() {
         let (house, engine) = House::playing(good());
         let answer = house.send(Ask::raw(CHAT, text.clone())).await.whole().await;
         assert_eq!(answer.status, 200, "{odd}");
-        let sent = String::from_utf8(engine.ledger().requests()[0].body.to_vec()).unwrap();
+        let sent = String::from_utf8(engine.log().requests()[0].body.to_vec()).unwrap();
         assert!(sent.contains(odd));
         let line = house.line().await;
         assert_eq!((line.verdict(), line.text("class")), ("met".into(), "chat"));
@@ -555,7 +555,7 @@ async fn c64_an_engines_url_with_or_without_slash_or_v1() {
     ] {
         let (house, engine) = House::playing_with(&Yaml::default().engines_of_first(&[url]), whole_answer());
         house.chat(unary()).await.whole().await;
-        assert_eq!(engine.ledger().requests()[0].target, target, "{url}");
+        assert_eq!(engine.log().requests()[0].target, target, "{url}");
         house.line().await;
         house.end().await;
     }
@@ -571,7 +571,7 @@ async fn c64_a_final_slash_is_nothing_and_the_query_stays_as_it_is() {
     ] {
         let (house, engine) = House::playing(whole_answer());
         assert_eq!(house.post(sent, unary()).await.whole().await.status, 200);
-        assert_eq!(engine.ledger().requests()[0].target, seen);
+        assert_eq!(engine.log().requests()[0].target, seen);
         house.line().await;
         house.end().await;
     }
@@ -592,7 +592,7 @@ async fn c64_no_way_of_writing_a_path_reaches_another_one() {
         let answer = house.post(path, unary()).await.whole().await;
         assert!([404, 405].contains(&answer.status.as_u16()), "{path}: {}", answer.status);
     }
-    assert!(engine.ledger().requests().is_empty());
+    assert!(engine.log().requests().is_empty());
     house.end().await;
 }
 
@@ -623,7 +623,7 @@ async fn c66_injected_usage_is_invisible() {
                     Asks::True => body["stream_options"] = json!({"include_usage": true}),
                 }
                 let answer = house.chat(body.clone()).await.whole().await;
-                let sent = engine.ledger().requests()[0].json();
+                let sent = engine.log().requests()[0].json();
                 if injects {
                     assert_eq!(sent["stream_options"]["include_usage"], true, "{asks:?}");
                 } else {
@@ -653,7 +653,7 @@ async fn c66_nothing_is_injected_where_it_does_not_belong() {
     for (path, body, kind) in cases {
         let (house, engine) = House::playing_with(&Yaml::default().kind(kind), whole_answer());
         house.post(path, body.clone()).await.whole().await;
-        assert_eq!(engine.ledger().requests()[0].body, body.to_string(), "{path}");
+        assert_eq!(engine.log().requests()[0].body, body.to_string(), "{path}");
         house.line().await;
         house.end().await;
     }
@@ -669,7 +669,7 @@ async fn c66_injected_usage_of_every_event_is_taken_out_again() {
         .say(d());
     let (house, engine) = House::playing_with(&yaml, script.end());
     let answer = house.chat(stream()).await.whole().await;
-    let options = engine.ledger().requests()[0].json()["stream_options"].clone();
+    let options = engine.log().requests()[0].json()["stream_options"].clone();
     assert_eq!(options, json!({"include_usage": true, "continuous_usage_stats": true}));
     let events = [event(&r()), event(&t("a")), event(&t("b")), event(&f("stop")), event(&d())];
     assert_eq!(answer.text(), events.concat());
@@ -683,7 +683,7 @@ async fn an_alias_goes_to_the_engine_as_its_name_and_the_answer_keeps_the_engine
     let (house, engine) = House::playing_with(&yaml, whole_answer());
     let text = r#"{"messages":[],"mod\u0065l" : "gpt-4o" ,"seed":1.0}"#;
     let answer = house.send(Ask::raw(CHAT, text)).await.whole().await;
-    let sent = String::from_utf8(engine.ledger().requests()[0].body.to_vec()).unwrap();
+    let sent = String::from_utf8(engine.log().requests()[0].body.to_vec()).unwrap();
     assert_eq!(sent, text.replace("\"gpt-4o\"", "\"m1\""));
     assert_eq!(answer.json()["model"], "m1");
     let line = house.line().await;
@@ -695,7 +695,7 @@ async fn an_alias_goes_to_the_engine_as_its_name_and_the_answer_keeps_the_engine
 async fn the_clients_own_priority_is_removed() {
     let (house, engine) = House::playing(whole_answer());
     house.send(Ask::raw(CHAT, r#"{"model":"m1","priority":-5,"messages":[]}"#)).await.whole().await;
-    assert_eq!(engine.ledger().requests()[0].body, r#"{"model":"m1","messages":[]}"#);
+    assert_eq!(engine.log().requests()[0].body, r#"{"model":"m1","messages":[]}"#);
     house.line().await;
     house.end().await;
 }
@@ -731,7 +731,7 @@ async fn two_readings_of_a_decisive_field_are_refused() {
             (400, Some("unreadable_body")),
             "{text}"
         );
-        assert!(engine.ledger().requests().is_empty());
+        assert!(engine.log().requests().is_empty());
         assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
         house.end().await;
     }
@@ -742,7 +742,7 @@ async fn repeats_of_other_fields_travel_untouched() {
     let text = r#"{"model":"m1","top_k":1,"top_k":2,"messages":[]}"#;
     let (house, engine) = House::playing(whole_answer());
     house.send(Ask::raw(CHAT, text)).await.whole().await;
-    assert_eq!(engine.ledger().requests()[0].body, text);
+    assert_eq!(engine.log().requests()[0].body, text);
     house.line().await;
     house.end().await;
 }
@@ -771,7 +771,7 @@ async fn of_a_form_only_the_model_is_read_and_no_byte_is_changed() {
     let body = form(&[("temperature", "0"), ("model", "m1")]);
     let answer = house.send(send_form("/v1/audio/transcriptions", body.clone())).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.text()), (200, r#"{"text":"hello"}"#.into()));
-    let sent = &engine.ledger().requests()[0];
+    let sent = &engine.log().requests()[0];
     assert_eq!(sent.body, body);
     assert_eq!(sent.header("content-type"), Some("multipart/form-data; boundary=bound"));
     let line = house.line().await;
@@ -792,7 +792,7 @@ async fn forms_that_cannot_be_served_are_refused() {
         let (house, engine) = House::playing_with(&yaml, whole_answer());
         let answer = house.send(send_form("/v1/audio/transcriptions", body)).await.whole().await;
         assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (status, Some(code)));
-        assert!(engine.ledger().requests().is_empty());
+        assert!(engine.log().requests().is_empty());
         house.line().await;
         house.end().await;
     }
@@ -803,7 +803,7 @@ async fn a_form_on_a_path_of_json_is_no_json() {
     let (house, engine) = House::playing(whole_answer());
     let answer = house.send(send_form(CHAT, form(&[("model", "m1")]))).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (400, Some("unreadable_body")));
-    assert!(engine.ledger().requests().is_empty());
+    assert!(engine.log().requests().is_empty());
     house.line().await;
     house.end().await;
 }

@@ -1,8 +1,8 @@
 //! What was found while the gateway was in use (from C76 of `docs/cases.md` on): streams, counts
 //! and moments.
 
+use crate::support::scripted_engine::{Script, fixtures::*};
 use bytes::Bytes;
-use goodput::lab::script::{Script, fixtures::*};
 use http::Request;
 use serde_json::{Value, json};
 
@@ -162,7 +162,7 @@ async fn c90_an_answer_that_is_over_is_ended_after_a_second() {
         let answer = house.post(path, body).await.whole().await;
         let sent: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
         assert_eq!((answer.text(), house.clock.now()), (sent, at(1100)), "{path}");
-        assert_eq!(engine.ledger().closed(0).await, at(1100), "{path}: its connection goes, too");
+        assert_eq!(engine.log().closed(0).await, at(1100), "{path}: its connection goes, too");
         let line = house.line().await;
         assert_eq!((line.verdict(), line.e2e()), ("met".into(), Some(100.0)), "{path}");
         assert_eq!(house.states("a"), ["up"], "{path}: it is no fault");
@@ -278,9 +278,10 @@ async fn c104_c105_the_client_gets_what_the_engine_would_have_sent_without_us() 
                     let body = body.clone();
                     async move {
                         let house = House::new(&yaml);
-                        let engine = goodput::lab::script::ScriptedEngine::new(house.clock, move |request| {
-                            of_vllm(&request.json(), usage_after)
-                        });
+                        let engine =
+                            crate::support::scripted_engine::ScriptedEngine::new(house.clock, move |request| {
+                                of_vllm(&request.json(), usage_after)
+                            });
                         house.network.engine("e1", &engine);
                         let answer = house.chat(body).await.whole().await;
                         let line = house.line().await;
@@ -380,7 +381,7 @@ async fn c96_no_limit_of_the_class_runs_while_the_client_is_waited_for() {
             assert_eq!((answer.status.as_u16(), answer.end), (200, at(1500)), "{limits}");
             let line = house.line().await;
             assert_eq!((line.verdict(), line.e2e()), ("met".into(), Some(100.0)), "{limits}");
-            assert_eq!((engine.ledger().requests().len(), house.states("a")), (1, vec!["up"]));
+            assert_eq!((engine.log().requests().len(), house.states("a")), (1, vec!["up"]));
             house.end().await;
             // What is counted runs from the arrival, and so do its limits.
             let (house, _engine) = House::playing_with(&yaml.class("upload: counted"), script.clone());
@@ -438,7 +439,7 @@ async fn c96_slow_hands_are_no_miss_however_a_body_comes() {
     let (house, _engine) = House::playing_with(&Yaml::default().promise(&promise), quick());
     let (io, theirs) = tokio::io::duplex(64 * 1024);
     let (door, gateway) = (house.door(), house.gateway.clone());
-    tokio::spawn(async move { door.receive(theirs, gateway).await });
+    tokio::spawn(async move { door.serve(theirs, gateway).await });
     let handshake = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
         .handshake(hyper_util::rt::TokioIo::new(io));
     let (mut sender, connection) = handshake.await.unwrap();
@@ -462,7 +463,7 @@ async fn c96_who_leaves_an_upload_has_met_no_promise_and_broken_none() {
         let left = tokio::time::timeout(ms(2_000), house.send_body(request)).await;
         assert!(left.is_err());
         let line = house.line().await;
-        assert_eq!((line.verdict(), engine.ledger().requests().len()), ("excluded(client_cancel)".into(), 0));
+        assert_eq!((line.verdict(), engine.log().requests().len()), ("excluded(client_cancel)".into(), 0));
         house.end().await;
     }
 }

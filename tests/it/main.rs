@@ -15,6 +15,7 @@ mod engines;
 mod framing;
 mod http;
 mod in_use;
+mod load;
 mod neighbours;
 mod operations;
 mod overload_benefit;

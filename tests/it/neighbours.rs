@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use crate::support::scripted_engine::{Received, Script, ScriptedEngine, fixtures::*};
 use bytes::Bytes;
 use futures_util::future::join_all;
-use goodput::lab::script::{Received, Script, ScriptedEngine, fixtures::*};
-use goodput::units::ClientState;
+use goodput::types::ClientState;
 use http::Request;
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
+use crate::support::scripted_engine::{Script, ScriptedEngine, fixtures::*};
 use bytes::Bytes;
-use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
 use http::{Method, Request};
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
@@ -156,16 +156,14 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
     drop((answer, client));
     house.sleep(ms(5000)).await;
 
-    assert!(engine.ledger().requests().len() > 8);
-    assert!(
-        engine.ledger().requests().iter().all(|request| request.header("authorization") == Some("Bearer sk-CANARY3"))
-    );
+    assert!(engine.log().requests().len() > 8);
+    assert!(engine.log().requests().iter().all(|request| request.header("authorization") == Some("Bearer sk-CANARY3")));
     outputs.push(house.page().text);
     outputs.push(house.written());
     outputs.push(house.open_page());
     outputs.push(std::fs::read_to_string(&journal).unwrap());
     assert!(outputs.last().unwrap().lines().count() > 20);
-    let batches = collector.ledger().requests();
+    let batches = collector.log().requests();
     assert!(!batches.is_empty());
     outputs.extend(batches.iter().map(|batch| String::from_utf8_lossy(&batch.body).into_owned()));
     outputs.push(format!("{:?}", house.gateway.live.load().settings));
@@ -341,7 +339,7 @@ async fn met_and_missed_and_excluded_are_all_that_finished() {
             _ => stream(),
         };
         let patience = ms(chance.random_range(1..3000));
-        let client = goodput::units::ClientState::default();
+        let client = goodput::types::ClientState::default();
         let exchange = async {
             let reply = house.send(Ask::post(CHAT, body).client(&client)).await;
             reply.whole().await
@@ -364,14 +362,14 @@ async fn an_engine_that_left_is_down_for_ten_minutes_and_then_gone_whoever_looks
         (page.count("goodput_engine_up", &labels), page.sum("goodput_engine_up", &labels))
     };
     assert_eq!(up(&house, "e1:8000"), (1, 1.0));
-    house.adopt(&Yaml::default().engines_of_first(&["e2"]));
+    house.reload(&Yaml::default().engines_of_first(&["e2"]));
     house.sleep(ms(599_000)).await;
     assert_eq!((up(&house, "e1:8000"), up(&house, "e2:8000")), ((1, 0.0), (1, 1.0)));
     // Nobody looks while the second one leaves and is forgotten; its whole pool goes last.
-    house.adopt(&Yaml::default().engines_of_first(&["e3"]));
+    house.reload(&Yaml::default().engines_of_first(&["e3"]));
     house.sleep(ms(601_000)).await;
     assert_eq!((up(&house, "e2:8000"), up(&house, "e3:8000")), ((0, 0.0), (1, 1.0)));
-    house.adopt(&Yaml::default().no_pools().pool("b", &["f1"]));
+    house.reload(&Yaml::default().no_pools().pool("b", &["f1"]));
     house.sleep(ms(601_000)).await;
     assert_eq!(up(&house, "e3:8000"), (0, 0.0));
     house.end().await;
@@ -386,7 +384,7 @@ async fn c70_an_engine_that_refuses_connections_is_out_at_once() {
         assert_eq!(answer.status, 200, "no client sees it");
     }
     assert_eq!(house.network.dials("e1"), 1);
-    assert_eq!(works.ledger().requests().len(), 20);
+    assert_eq!(works.log().requests().len(), 20);
     assert!(house.lines(20).await.iter().all(|line| line.verdict() == "met"));
     house.end().await;
 }
@@ -414,7 +412,7 @@ async fn c70_an_engine_whose_readiness_is_off_gets_no_new_requests_and_finishes_
     house.network.engine("e2", &staying);
     let _probes = house.probe();
     let asked =
-        |engine: &ScriptedEngine| engine.ledger().requests().iter().filter(|request| request.target == CHAT).count();
+        |engine: &ScriptedEngine| engine.log().requests().iter().filter(|request| request.target == CHAT).count();
     let open = [house.chat(stream()).await, house.chat(stream()).await];
     assert_eq!((asked(&going), asked(&staying)), (1, 1));
     ready.store(false, Ordering::Relaxed);
@@ -450,10 +448,10 @@ async fn a_drained_engine_gets_no_new_requests_and_finishes_the_old() {
     for _ in 0..10 {
         assert_eq!(house.chat(stream()).await.whole().await.status, 200);
     }
-    assert_eq!((first.ledger().requests().len(), second.ledger().requests().len()), (1, 10));
+    assert_eq!((first.log().requests().len(), second.log().requests().len()), (1, 10));
     let told = |house: &House, name: &str| house.page().sum(name, &[("pool", "a"), ("engine", "e1:8000")]);
     assert_eq!((told(&house, "goodput_engine_drained"), told(&house, "goodput_engine_up")), (1.0, 0.0));
-    house.adopt(&yaml);
+    house.reload(&yaml);
     assert_eq!(told(&house, "goodput_engine_drained"), 1.0, "a reload changes nothing");
     assert!(old.whole().await.text().contains("[DONE]"));
     house.gateway.put_back_engine(&pool, &e1).unwrap();
@@ -461,7 +459,7 @@ async fn a_drained_engine_gets_no_new_requests_and_finishes_the_old() {
     for _ in 0..2 {
         house.chat(stream()).await.whole().await;
     }
-    assert_eq!((first.ledger().requests().len(), second.ledger().requests().len()), (2, 11));
+    assert_eq!((first.log().requests().len(), second.log().requests().len()), (2, 11));
     house.end().await;
 }
 

@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use futures_util::future::join_all;
-use goodput::lab::engine::{Lengths, Settings, Shape, SimEngine};
+use goodput::sim::engine::{EngineSpec, LengthDistribution, SimEngine, SimSettings};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -82,9 +82,10 @@ struct Row {
 
 async fn minute(levels: &str, prepare: impl FnOnce(&House)) -> Row {
     let house = House::new(&yaml(levels));
-    let shape = Shape { max_running: 8, speed: 0.25, prefix_caching: false, jitter: 0.0, ..Shape::default() };
-    let output = Lengths { p50: 40.0, p95: 80.0 };
-    let settings = Settings { models: vec!["m1".into()], shape, output, reasoning_tokens: 30, ..Settings::default() };
+    let shape = EngineSpec { max_running: 8, speed: 0.25, prefix_caching: false, jitter: 0.0, ..EngineSpec::default() };
+    let output = LengthDistribution { p50: 40.0, p95: 80.0 };
+    let settings =
+        SimSettings { models: vec!["m1".into()], shape, output, reasoning_tokens: 30, ..SimSettings::default() };
     let engines = ["e1", "e2"].map(|host| (host, SimEngine::start(house.clock, settings.clone())));
     engines.iter().for_each(|(host, engine)| house.network.simulated(host, engine));
     prepare(&house);

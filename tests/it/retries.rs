@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use goodput::lab::script::{Script, ScriptedEngine, event, fixtures::*};
+use crate::support::scripted_engine::{Script, ScriptedEngine, event, fixtures::*};
 use serde_json::json;
 
 use crate::support::*;
@@ -29,12 +29,12 @@ fn twin(code: u16) -> Script {
 }
 
 fn asked(engines: &[ScriptedEngine]) -> usize {
-    engines.iter().map(|engine| engine.ledger().requests().len()).sum()
+    engines.iter().map(|engine| engine.log().requests().len()).sum()
 }
 
 /// At most this many requests reached any one engine.
 fn most(engines: &[ScriptedEngine]) -> usize {
-    engines.iter().map(|engine| engine.ledger().requests().len()).max().unwrap_or_default()
+    engines.iter().map(|engine| engine.log().requests().len()).max().unwrap_or_default()
 }
 
 fn retries(house: &House, reason: &str) -> f64 {
@@ -72,7 +72,7 @@ async fn c44_retry_row_stale_line_is_always_tried_once_more_and_is_no_attempt() 
     }
     let lines = house.lines(100).await;
     assert!(lines.iter().all(|line| line.verdict() == "met" && line.number("attempts") == Some(1.0)));
-    let stale = engine.ledger().requests().iter().filter(|request| request.on_connection > 0).count();
+    let stale = engine.log().requests().iter().filter(|request| request.on_connection > 0).count();
     assert_eq!(retries(&house, "stale_connection"), stale as f64);
     assert!(stale >= 50, "{stale} connections were used again");
     assert_eq!(house.states("a"), ["up"]);
@@ -85,9 +85,9 @@ async fn c44_after_a_stale_line_no_other_old_line_is_tried() {
     let engine = once_per_connection(&house);
     let send = async || house.chat(unary()).await.whole().await.status;
     assert_eq!(futures_util::future::join(send(), send()).await, (200.try_into().unwrap(), 200.try_into().unwrap()));
-    assert_eq!(engine.ledger().connections().len(), 2, "both are kept, and neither takes a second request");
+    assert_eq!(engine.log().connections().len(), 2, "both are kept, and neither takes a second request");
     assert_eq!(send().await, 200);
-    assert_eq!(engine.ledger().connections().len(), 3);
+    assert_eq!(engine.log().connections().len(), 3);
     assert_eq!(retries(&house, "stale_connection"), 1.0);
     house.lines(3).await;
     house.end().await;
@@ -114,7 +114,7 @@ async fn c44_a_fresh_connection_that_is_closed_is_the_engines_failure() {
     let (house, engine) = House::playing(Script::new().close());
     let answer = house.chat(unary()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (502, Some("engine_reset")));
-    assert_eq!(engine.ledger().requests().len(), 2, "the one retry that is allowed after a fault");
+    assert_eq!(engine.log().requests().len(), 2, "the one retry that is allowed after a fault");
     assert_eq!(house.line().await.verdict(), "missed(upstream_unavailable)");
     house.end().await;
 }
@@ -131,7 +131,7 @@ async fn c44_a_second_failure_after_a_stale_line_is_a_failover() {
     for _ in 0..6 {
         assert_eq!(house.chat(unary()).await.whole().await.status, 200);
     }
-    assert!(works.ledger().requests().len() >= 5);
+    assert!(works.log().requests().len() >= 5);
     assert!(house.lines(6).await.iter().all(|line| line.verdict() == "met"));
     house.end().await;
 }
@@ -143,7 +143,7 @@ async fn lines_are_used_again_and_not_after_four_seconds() {
         house.sleep(ms(pause)).await;
         house.chat(unary()).await.whole().await;
     }
-    let numbers: Vec<usize> = engine.ledger().requests().iter().map(|request| request.connection).collect();
+    let numbers: Vec<usize> = engine.log().requests().iter().map(|request| request.connection).collect();
     assert_eq!(numbers, [0, 0, 1]);
     house.end().await;
 }
@@ -161,7 +161,7 @@ async fn retry_row_connect_failure_goes_to_the_other_engines() {
         both = retries(&house, "connect_failed");
     }
     assert!(both >= 1.0);
-    assert_eq!(works.ledger().requests().len(), 4);
+    assert_eq!(works.log().requests().len(), 4);
     assert!(house.network.dials("e1") <= 5 && house.network.dials("e2") <= 5);
     house.end().await;
 }
@@ -224,7 +224,7 @@ async fn retry_row_connect_failure_by_silence_ends_at_the_connect_timeout() {
         answer.whole().await;
     }
     assert_eq!(slow, house.network.dials("e1") as i32);
-    assert_eq!(works.ledger().requests().len(), 4);
+    assert_eq!(works.log().requests().len(), 4);
     house.end().await;
 }
 
@@ -334,7 +334,7 @@ async fn retry_row_push_back_asks_up_to_after_push_back_others_and_relays_the_la
 async fn retry_row_push_back_of_the_only_engine_is_not_tried_again() {
     let (house, engine) = House::playing(status(429));
     let answer = house.chat(stream()).await.whole().await;
-    assert_eq!((answer.status.as_u16(), engine.ledger().requests().len()), (429, 1));
+    assert_eq!((answer.status.as_u16(), engine.log().requests().len()), (429, 1));
     assert_eq!(house.line().await.verdict(), "missed(upstream_overload)");
     house.end().await;
 }
@@ -369,7 +369,7 @@ async fn c46_with_two_engines_the_second_serves_and_the_first_stands_behind() {
     for _ in 0..10 {
         house.chat(stream()).await.whole().await;
     }
-    assert_eq!(engines[cooling].ledger().requests().len(), 1, "nobody asks it while the other one can");
+    assert_eq!(engines[cooling].log().requests().len(), 1, "nobody asks it while the other one can");
     house.lines(11).await;
     house.end().await;
 }
@@ -396,7 +396,7 @@ async fn if_all_cool_the_one_that_is_free_soonest_is_asked() {
     assert_eq!(house.chat(stream()).await.whole().await.status, 429);
     assert_eq!(house.states("a"), ["cooling", "cooling"]);
     assert_eq!(house.chat(stream()).await.whole().await.text(), good_body());
-    assert_eq!((long.ledger().requests().len(), short.ledger().requests().len()), (1, 2));
+    assert_eq!((long.log().requests().len(), short.log().requests().len()), (1, 2));
     house.end().await;
 }
 
@@ -435,7 +435,7 @@ async fn retry_row_fault_of_the_only_engine_is_tried_again_there() {
         let house = House::new(&Yaml::default());
         let engine = house.engine("e1", vec![first, good()]);
         let answer = house.chat(stream()).await.whole().await;
-        assert_eq!(engine.ledger().requests().len(), 2);
+        assert_eq!(engine.log().requests().len(), 2);
         ends_well(house, answer, 2.0).await;
     }
 }
@@ -523,13 +523,13 @@ async fn retry_row_injection_refused_is_tried_without_it_outside_the_budget() {
         body["model"] = json!("nick");
         let answer = house.chat(body.clone()).await.whole().await;
         assert_eq!(answer.text(), good_body());
-        let requests = picky.ledger().requests();
+        let requests = picky.log().requests();
         assert_eq!(requests.len(), 2);
         assert!(requests.iter().all(|request| request.json()["model"] == "m1"), "the alias stays");
         assert_eq!(retries(&house, "injection"), 1.0);
         // From now on nothing is injected for this engine.
         house.chat(body).await.whole().await;
-        assert_eq!(picky.ledger().requests().len(), 3);
+        assert_eq!(picky.log().requests().len(), 3);
         let lines = house.lines(2).await;
         assert!(lines.iter().all(|line| line.verdict() == "met" && line.number("attempts") == Some(1.0)));
         house.end().await;
@@ -545,7 +545,7 @@ async fn retry_row_injection_refused_told_in_band() {
     });
     house.network.engine("e1", &picky);
     assert_eq!(house.chat(stream()).await.whole().await.text(), good_body());
-    assert_eq!(picky.ledger().requests().len(), 2);
+    assert_eq!(picky.log().requests().len(), 2);
     house.end().await;
 }
 
@@ -555,7 +555,7 @@ async fn retry_row_injection_that_is_refused_either_way_was_not_the_reason() {
     for (number, requests) in [(1, 2), (2, 4)] {
         let answer = house.chat(stream()).await.whole().await;
         assert_eq!(answer.status, 400);
-        assert_eq!(engine.ledger().requests().len(), requests, "injections go on");
+        assert_eq!(engine.log().requests().len(), requests, "injections go on");
         assert_eq!(house.lines(number).await[number - 1].verdict(), "excluded(invalid_request)");
     }
     house.end().await;
@@ -568,10 +568,10 @@ async fn retry_row_injection_accepted_a_moment_ago_is_not_the_reason_of_a_400() 
     house.chat(stream()).await.whole().await;
     house.sleep(Duration::from_secs(59)).await;
     assert_eq!(house.chat(stream()).await.whole().await.status, 400);
-    assert_eq!(engine.ledger().requests().len(), 2, "relayed at once");
+    assert_eq!(engine.log().requests().len(), 2, "relayed at once");
     house.sleep(Duration::from_secs(2)).await;
     assert_eq!(house.chat(stream()).await.whole().await.status, 200);
-    assert_eq!(engine.ledger().requests().len(), 4, "tried again after a minute");
+    assert_eq!(engine.log().requests().len(), 4, "tried again after a minute");
     house.end().await;
 }
 
@@ -581,7 +581,7 @@ async fn retry_row_injection_a_400_to_a_body_without_one_is_relayed() {
     for body in [stream_with_usage(), unary()] {
         assert_eq!(house.chat(body).await.whole().await.status, 400);
     }
-    assert_eq!(engine.ledger().requests().len(), 2);
+    assert_eq!(engine.log().requests().len(), 2);
     house.end().await;
 }
 
@@ -622,7 +622,7 @@ async fn a_401_counts_as_the_clients_only_where_its_own_key_went_along() {
         let ask = Ask::post(CHAT, stream());
         let ask = if key { ask.header("authorization", "Bearer sk-own") } else { ask };
         house.send(ask).await.whole().await;
-        let seen = engine.ledger().requests()[0].header("authorization").map(str::to_owned);
+        let seen = engine.log().requests()[0].header("authorization").map(str::to_owned);
         assert_eq!(seen.as_deref(), key.then_some("Bearer sk-own"));
         assert_eq!(house.line().await.verdict(), verdict);
         house.end().await;
@@ -681,7 +681,7 @@ async fn c43_a_preamble_is_no_commitment() {
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!(answer.text(), [event(&r()), event(&t("b")), event(&f("stop")), event(&d())].concat());
     assert_eq!(answer.text().matches("\"role\"").count(), 1);
-    let bodies: Vec<_> = engines.iter().map(|engine| engine.ledger().requests()[0].body.clone()).collect();
+    let bodies: Vec<_> = engines.iter().map(|engine| engine.log().requests()[0].body.clone()).collect();
     assert_eq!(bodies[0], bodies[1], "the same body");
     let line = house.line().await;
     assert_eq!((line.verdict(), line.ttft()), ("met".into(), Some(150.0)), "both tries are inside");
@@ -782,7 +782,7 @@ async fn the_next_pool_is_asked_where_the_first_pushed_back_or_cannot_be_reached
         let other = house.engine("f1", vec![good()]);
         let answer = house.chat(stream()).await.whole().await;
         assert_eq!(answer.header("x-goodput-pool"), Some("b"));
-        assert_eq!(other.ledger().requests().len(), 1);
+        assert_eq!(other.log().requests().len(), 1);
         let reason = if pushes_back { "push_back" } else { "connect_failed" };
         assert!(retries(&house, reason) >= 1.0, "a spill is a further attempt");
         let line = house.line().await;
@@ -806,7 +806,7 @@ async fn what_a_further_pool_refuses_hides_no_overload_of_the_first() {
             }
             let other = house.engine("f1", vec![status(code)]);
             let answer = house.chat(stream()).await.whole().await;
-            assert!(!other.ledger().requests().is_empty());
+            assert!(!other.log().requests().is_empty());
             assert_eq!(answer.status.as_u16(), told, "{first:?} {code}");
             assert_eq!(house.line().await.verdict(), verdict);
             house.end().await;
@@ -826,7 +826,7 @@ async fn a_pool_whose_engines_are_all_out_is_passed_over() {
     let dials = house.network.dials("e1");
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.text(), house.network.dials("e1")), (good_body(), dials));
-    assert_eq!(house_b.ledger().requests().len(), 6);
+    assert_eq!(house_b.log().requests().len(), 6);
     house.end().await;
 }
 
@@ -853,7 +853,7 @@ async fn a_fault_does_not_spill() {
     house.engine("e1", vec![status(500), status(502)]);
     let other = house.engine("f1", vec![good()]);
     let answer = house.chat(stream()).await.whole().await;
-    assert_eq!((answer.status.as_u16(), other.ledger().requests().len()), (502, 0));
+    assert_eq!((answer.status.as_u16(), other.log().requests().len()), (502, 0));
     house.line().await;
     house.end().await;
 }
@@ -866,7 +866,7 @@ async fn a_fault_that_opens_the_breaker_of_the_only_engine_does_not_spill_either
     let other = house.engine("f1", vec![good()]);
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!(house.states("a"), ["breaker_open"]);
-    assert_eq!((answer.status.as_u16(), other.ledger().requests().len()), (502, 0));
+    assert_eq!((answer.status.as_u16(), other.log().requests().len()), (502, 0));
     assert_eq!(retries(&house, "fault"), 0.0, "no further attempt was made");
     assert_eq!(house.line().await.number("attempts"), Some(1.0));
     house.end().await;
@@ -881,7 +881,7 @@ async fn what_pushes_back_behind_a_pool_that_cannot_be_reached_needs_the_next_po
     house.engine("f1", vec![Script::new().at(50).write(head).silence()]);
     let last = house.engine("g1", vec![good()]);
     let answer = house.chat(stream()).await;
-    assert_eq!((answer.status.as_u16(), last.ledger().requests().len()), (503, 0));
+    assert_eq!((answer.status.as_u16(), last.log().requests().len()), (503, 0));
     let taken = |pool| house.page().sum("goodput_seats_taken", &[("pool", pool)]);
     assert_eq!((taken("b"), taken("c")), (1.0, 0.0), "the answer of the second pool holds no seat of the third");
     drop(answer);
@@ -906,7 +906,7 @@ async fn c42_once_a_token_left_the_next_pool_hears_nothing_either() {
         let relayed = [event(&r()), event(&t("A"))].concat();
         let rest = answer.text().strip_prefix(&relayed).expect("what came from a").to_owned();
         assert!(rest.starts_with("data: {\"error\":") && !rest.contains("\"delta\""), "{rest}");
-        assert_eq!((a.ledger().requests().len(), b.ledger().requests().len()), (1, 0));
+        assert_eq!((a.log().requests().len(), b.log().requests().len()), (1, 0));
         let line = house.line().await;
         assert_eq!((line.verdict(), line.text("pool")), (verdict.to_owned(), "a"));
         assert_eq!(line.number("attempts"), Some(1.0));
@@ -923,7 +923,7 @@ async fn c43_a_preamble_of_one_pool_is_no_commitment_against_the_next() {
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
     assert_eq!(answer.text(), [event(&r()), event(&t("b")), event(&f("stop")), event(&d())].concat());
-    assert_eq!(a.ledger().requests()[0].body, b.ledger().requests()[0].body, "the same body");
+    assert_eq!(a.log().requests()[0].body, b.log().requests()[0].body, "the same body");
     let line = house.line().await;
     assert_eq!((line.verdict(), line.ttft()), ("met".into(), Some(150.0)), "both tries are inside");
     assert_eq!((retries(&house, "push_back"), line.number("attempts")), (1.0, Some(2.0)));
@@ -938,7 +938,7 @@ async fn c43_a_reset_behind_a_preamble_stays_in_its_pool_and_the_only_engine_is_
     let (a, b) = (house.engine("e1", vec![first, second]), house.engine("f1", vec![good()]));
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!(answer.text(), [event(&r()), event(&t("b")), event(&f("stop")), event(&d())].concat());
-    assert_eq!((a.ledger().requests().len(), b.ledger().requests().len()), (2, 0));
+    assert_eq!((a.log().requests().len(), b.log().requests().len()), (2, 0));
     let line = house.line().await;
     assert_eq!((line.verdict(), line.ttft(), line.text("pool")), ("met".into(), Some(150.0), "a"));
     assert_eq!(retries(&house, "fault"), 1.0);
@@ -1054,7 +1054,7 @@ async fn an_engine_that_gives_up_behind_a_token_or_again_has_failed() {
         let (house, engine) = House::playing(script);
         let answer = house.chat(stream()).await.whole().await;
         assert_eq!(answer.text(), [event(&t("a")), event(&f(reason)), event(&d())].concat());
-        assert_eq!((house.line().await.verdict(), engine.ledger().requests().len()), (late.into(), 1));
+        assert_eq!((house.line().await.verdict(), engine.log().requests().len()), (late.into(), 1));
         house.end().await;
     }
 }
@@ -1087,7 +1087,7 @@ async fn errors_that_say_nothing_hold_nothing_against_an_engine() {
         house.chat(stream()).await.whole().await;
     }
     assert!(house.lines(3).await.iter().all(|line| line.verdict() == "met" && line.number("attempts") == Some(1.0)));
-    assert_eq!((engine.ledger().requests().len(), house.states("a")), (3, vec!["up"]));
+    assert_eq!((engine.log().requests().len(), house.states("a")), (3, vec!["up"]));
     house.end().await;
 }
 
@@ -1111,7 +1111,7 @@ async fn a_failure_whose_own_words_never_end_is_relayed_and_cut() {
     let (house, engine) = House::playing_with(&yaml, Script::new().at(50).write(head).silence());
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.text(), answer.is_cut), (500, "{\"a".into(), true));
-    assert_eq!((answer.end, engine.ledger().closed(0).await), (at(350), at(350)));
+    assert_eq!((answer.end, engine.log().closed(0).await), (at(350), at(350)));
     assert_eq!(house.line().await.verdict(), "missed(upstream_error)");
     house.end().await;
 }

@@ -1,7 +1,7 @@
 //! Limits that gateways share, while their store is away: nothing is connected here, and the
 //! gateway's keeper does not run. With a real store they are tested in `tests/e2e`.
 
-use goodput::lab::script::{Script, fixtures::*};
+use crate::support::scripted_engine::{Script, fixtures::*};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -67,7 +67,7 @@ async fn closed_refuses_and_says_that_it_is_our_fault() {
     assert_eq!(refused.status, 503);
     assert_eq!(refused.headers["x-goodput-reason"], "limits_store_unavailable");
     assert!(!refused.headers.contains_key("retry-after"), "nobody knows when it is back");
-    assert!(engine.ledger().requests().is_empty());
+    assert!(engine.log().requests().is_empty());
     let page = house.page();
     assert_eq!(page.sum("goodput_slo_missed_total", &[("reason", "internal")]), 1.0);
     assert_eq!(page.sum("goodput_limits_store_requests_total", &[("by", "nobody")]), 1.0);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::support::scripted_engine::{Script, event, fixtures::*};
 use goodput::accept::DrainPhase;
-use goodput::lab::script::{Script, event, fixtures::*};
 use serde_json::json;
 
 use crate::support::*;
@@ -250,7 +250,7 @@ async fn c21_an_engine_that_hangs_after_its_finish_still_ends_the_answer() {
     assert_eq!((answer.end, answer.is_cut), (at(420), false));
     assert!(answer.text().ends_with(&event(&d())), "no error event after the finish");
     assert_eq!(house.line().await.verdict(), "met");
-    assert_eq!(engine.ledger().closed(0).await, at(420));
+    assert_eq!(engine.log().closed(0).await, at(420));
     house.end().await;
 }
 
@@ -329,7 +329,7 @@ async fn c33_messages_usage_takes_the_last_explicit_value_of_each_field() {
         let line = house.line().await;
         assert_eq!((line.verdict(), line.ttft(), line.e2e()), ("met".into(), Some(300.0), Some(350.0)));
         assert_eq!(line.tokens(), tokens);
-        assert_eq!(engine.ledger().requests()[0].json(), body, "nothing is injected here");
+        assert_eq!(engine.log().requests()[0].json(), body, "nothing is injected here");
         house.end().await;
     }
 }

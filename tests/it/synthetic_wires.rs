@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::scripted_engine::{Script, event, fixtures};
 use bytes::Bytes;
-use goodput::judge::{Case, Objective, Objectives, TtftCounts, judge};
-use goodput::lab::script::{Script, event, fixtures};
-use goodput::observe::{Ending, Observer, PieceInfo, Reader, TemplateCache, Timeline, Watch};
-use goodput::units::{Tick, Tokens};
+use goodput::judge::{JudgeContext, Objective, Objectives, TtftCounts, judge};
+use goodput::observe::{Ending, Observer, ObserverOptions, PieceInfo, ResponseFormat, TemplateCache, Timeline};
+use goodput::types::{Tick, Tokens};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -132,12 +132,12 @@ fn unescape(text: &str, bytes: &mut Vec<u8>) {
 
 impl Made {
     /// As the gateway chooses it.
-    fn reader(&self) -> Reader {
+    fn reader(&self) -> ResponseFormat {
         let essence = self.wire.content_type.split(';').next().unwrap().to_ascii_lowercase();
         match essence.as_str() {
-            _ if self.coding.is_some() => Reader::Coded,
-            "text/event-stream" => Reader::Events,
-            _ => Reader::Json,
+            _ if self.coding.is_some() => ResponseFormat::Coded,
+            "text/event-stream" => ResponseFormat::Events,
+            _ => ResponseFormat::Json,
         }
     }
 
@@ -155,7 +155,11 @@ impl Made {
     ) -> (Timeline, Vec<(PieceInfo, usize)>) {
         let Made { wire, .. } = self;
         let itl = thresholds(&self.class)[2].map(Duration::from_millis);
-        let watch = Watch { gap_edges: [50, 200].map(Duration::from_millis).into(), itl, ..Watch::default() };
+        let watch = ObserverOptions {
+            gap_edges: [50, 200].map(Duration::from_millis).into(),
+            itl,
+            ..ObserverOptions::default()
+        };
         let mut observer = Observer::new(wire.expect(), self.reader(), wire.status, watch);
         moulds.into_iter().for_each(|moulds| observer.knows(moulds));
         let (mut passed, mut notes) = (Vec::new(), Vec::new());
@@ -180,7 +184,7 @@ impl Made {
     fn outcome(&self, timeline: &Timeline) -> String {
         let request = &self.wire.request;
         let stated_cap = request["max_tokens"].as_u64().or(request["max_output_tokens"].as_u64()).map(Tokens);
-        let case = Case { stated_cap, ..Case::of(self.wire.dialect()) };
+        let case = JudgeContext { stated_cap, ..JudgeContext::of(self.wire.dialect()) };
         judge(timeline, &objectives(&self.class), &case).outcome.to_string()
     }
 
@@ -380,7 +384,7 @@ fn is_usage_alone(read: &[u8]) -> bool {
 async fn where_usage_was_injected_its_own_events_alone_are_taken_out() {
     let rows = table("made/made.tsv");
     for (row, made) in rows.iter().zip(all()).filter(|(_, made)| made.wire.ending == Ending::Clean) {
-        let is_stream = made.wire.request["stream"] == true && made.reader() == Reader::Events;
+        let is_stream = made.wire.request["stream"] == true && made.reader() == ResponseFormat::Events;
         let has_choices = matches!(made.wire.path.as_str(), "/v1/chat/completions" | "/v1/completions");
         // A 400 is asked again without the injection, a stream cut short has our error, and what an
         // engine says of our key is nothing to a client.

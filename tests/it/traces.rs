@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
+use crate::support::scripted_engine::{Script, ScriptedEngine, fixtures::*};
 use http::Method;
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
@@ -55,7 +55,7 @@ fn house(yaml: &Yaml, answers: Vec<Script>, collector: Vec<Script>) -> (House, S
 
 fn batches(collector: &ScriptedEngine) -> Vec<ExportTraceServiceRequest> {
     let decode = |body: &[u8]| ExportTraceServiceRequest::decode(body).expect("protobuf");
-    collector.ledger().requests().iter().map(|request| decode(&request.body)).collect()
+    collector.log().requests().iter().map(|request| decode(&request.body)).collect()
 }
 
 fn spans(collector: &ScriptedEngine) -> Vec<Span> {
@@ -133,7 +133,7 @@ async fn a_request_is_a_span_by_the_conventions_with_its_attempt_below_it() {
         "http.response.status_code": 200,
     });
     assert_eq!(json!(plain(&attempt.attributes)), expected);
-    let told = engine.ledger().requests()[0].header("traceparent").map(str::to_owned);
+    let told = engine.log().requests()[0].header("traceparent").map(str::to_owned);
     assert_eq!(told, Some(format!("00-{}-{}-01", hex(&request.trace_id), hex(&attempt.span_id))));
 
     let batch = &batches(&collector)[0].resource_spans[0];
@@ -143,7 +143,7 @@ async fn a_request_is_a_span_by_the_conventions_with_its_attempt_below_it() {
         (&json!("goodput"), &json!(env!("CARGO_PKG_VERSION")))
     );
     assert_eq!(batch.scope_spans[0].scope.as_ref().unwrap().name, "goodput");
-    let sent = &collector.ledger().requests()[0];
+    let sent = &collector.log().requests()[0];
     assert_eq!((sent.method.as_str(), sent.target.as_str()), ("POST", "/v1/traces"));
     assert_eq!(sent.header("content-type"), Some("application/x-protobuf"));
     assert_eq!(count(&house, "exported"), 2.0);
@@ -173,7 +173,7 @@ async fn every_attempt_is_a_span_and_each_engine_is_told_of_its_own() {
     assert_eq!((served.get("error.type"), &served["http.request.resend_count"]), (None, &json!(1)));
     assert_eq!(plain(&request.attributes)["goodput.attempts"], json!(2));
     let told = |engine: &ScriptedEngine| {
-        let request = engine.ledger().requests().remove(0);
+        let request = engine.log().requests().remove(0);
         assert_eq!(request.headers.iter().filter(|(name, _)| name == "traceparent").count(), 1);
         (request.header("traceparent").unwrap().to_owned(), request.header("tracestate").unwrap().to_owned())
     };
@@ -202,7 +202,7 @@ async fn a_miss_is_kept_whatever_was_decided_at_the_head_and_a_met_request_is_no
     assert_eq!(spans.len(), 4);
     assert_eq!(hex(&spans[2].trace_id), PARENT[3..35]);
     assert!(spans.iter().all(|span| span.status.as_ref().unwrap().code() == StatusCode::Unset), "late is no error");
-    let told: Vec<_> = engine.ledger().requests();
+    let told: Vec<_> = engine.log().requests();
     assert!(told.iter().all(|request| request.header("traceparent").unwrap().ends_with("-00")), "decided at the head");
     house.end().await;
 }
@@ -236,7 +236,7 @@ async fn a_client_that_is_not_followed_gets_a_new_trace_with_a_link() {
     assert_ne!(hex(&request.trace_id), PARENT[3..35]);
     assert!(request.parent_span_id.is_empty() && request.trace_state.is_empty());
     assert_eq!(hex(&request.links[0].trace_id), PARENT[3..35]);
-    assert_eq!(engine.ledger().requests()[0].header("tracestate"), None);
+    assert_eq!(engine.log().requests()[0].header("tracestate"), None);
     house.end().await;
 }
 
@@ -245,7 +245,7 @@ async fn two_parents_are_none() {
     let (house, engine, _collector) = house(&traced(""), vec![good()], vec![taken()]);
     let ask = Ask::post(CHAT, stream()).header("traceparent", PARENT).header("traceparent", PARENT);
     house.send(ask).await.whole().await;
-    let told = engine.ledger().requests()[0].header("traceparent").unwrap().to_owned();
+    let told = engine.log().requests()[0].header("traceparent").unwrap().to_owned();
     assert_ne!(told[3..35], PARENT[3..35]);
     house.end().await;
 }
@@ -257,7 +257,7 @@ async fn without_a_collector_the_trace_context_of_a_client_passes_as_it_came() {
     house.send(ask).await.whole().await;
     house.chat(stream()).await.whole().await;
     let told: Vec<_> = engine
-        .ledger()
+        .log()
         .requests()
         .iter()
         .map(|request| ["traceparent", "tracestate"].map(|name| request.header(name).map(str::to_owned)))
@@ -273,7 +273,7 @@ async fn what_the_gateway_answers_itself_is_no_span() {
         house.send(Ask::of(Method::GET, path).header("traceparent", PARENT)).await.whole().await;
     }
     house.sleep(ms(5000)).await;
-    assert!(collector.ledger().requests().is_empty());
+    assert!(collector.log().requests().is_empty());
     house.end().await;
 }
 
@@ -293,7 +293,7 @@ async fn a_collector_that_is_down_costs_spans_and_nothing_else_and_is_used_again
         house.sleep(ms(1100)).await;
     }
     assert_eq!((count(&house, "exported"), spans(&collector).len()), (4.0, 4));
-    assert_eq!(collector.ledger().connections().len(), 1, "one connection is enough");
+    assert_eq!(collector.log().connections().len(), 1, "one connection is enough");
     house.end().await;
 }
 
@@ -304,13 +304,13 @@ async fn a_collector_that_asks_for_a_pause_gets_it_and_one_that_refuses_is_not_a
     let (house, _engine, collector) = house(&traced(", ratio: 1"), vec![good()], scripts);
     house.chat(stream()).await.whole().await;
     house.sleep(ms(40_000)).await;
-    let at: Vec<_> = collector.ledger().requests().iter().map(|request| request.head_at).collect();
+    let at: Vec<_> = collector.log().requests().iter().map(|request| request.head_at).collect();
     let pause = at[1].since(at[0]);
     assert!(pause >= ms(16_000) && pause <= ms(24_100), "{pause:?}");
     assert_eq!((count(&house, "exported"), count(&house, "export_failed")), (2.0, 0.0));
     house.chat(stream()).await.whole().await;
     house.sleep(ms(40_000)).await;
-    assert_eq!((collector.ledger().requests().len(), count(&house, "export_failed")), (3, 2.0));
+    assert_eq!((collector.log().requests().len(), count(&house, "export_failed")), (3, 2.0));
     house.end().await;
 }
 
@@ -322,7 +322,7 @@ async fn a_silent_collector_is_given_up_on_after_ten_seconds() {
     house.sleep(ms(11_000)).await;
     assert_eq!(count(&house, "exported"), 0.0);
     house.sleep(ms(3_000)).await;
-    assert_eq!((count(&house, "exported"), collector.ledger().requests().len()), (2.0, 2));
+    assert_eq!((count(&house, "exported"), collector.log().requests().len()), (2.0, 2));
     house.end().await;
 }
 
@@ -335,7 +335,7 @@ async fn a_connection_that_the_collector_closed_meanwhile_costs_nothing() {
         house.chat(stream()).await.whole().await;
         house.sleep(ms(1100)).await;
     }
-    assert_eq!((count(&house, "exported"), collector.ledger().connections().len()), (4.0, 2));
+    assert_eq!((count(&house, "exported"), collector.log().connections().len()), (4.0, 2));
     house.end().await;
 }
 

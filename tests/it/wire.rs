@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use goodput::judge::{Case, Objective, Objectives, judge};
-use goodput::observe::{Ending, Observer, PieceInfo, Reader, TemplateCache, Timeline, Watch};
+use goodput::judge::{JudgeContext, Objective, Objectives, judge};
+use goodput::observe::{Ending, Observer, ObserverOptions, PieceInfo, ResponseFormat, TemplateCache, Timeline};
 use goodput::rewrite::EventGate;
-use goodput::units::Tick;
+use goodput::types::Tick;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::wire_http::{Wire, posts, table, wire};
 
-fn watch() -> Watch {
+fn watch() -> ObserverOptions {
     let edges = [1, 5, 10, 25, 50, 100, 1000].map(Duration::from_millis);
-    Watch { gap_edges: edges.into(), itl: Some(Duration::from_millis(20)), ..Watch::default() }
+    ObserverOptions { gap_edges: edges.into(), itl: Some(Duration::from_millis(20)), ..ObserverOptions::default() }
 }
 
 /// Replays a wire, cut further at these places, and returns what was seen. What passed must
@@ -83,7 +83,7 @@ fn matches(row: &[String], seen: &[String]) -> bool {
 fn outcome(wire: &Wire, timeline: &Timeline) -> String {
     let within = |seconds| Some(Objective { threshold: Duration::from_secs(seconds), attainment: 0.95 });
     let objectives = Objectives { ttft: within(60), tpot: within(10), e2e: within(600), ..Objectives::default() };
-    judge(timeline, &objectives, &Case::of(wire.dialect())).outcome.to_string()
+    judge(timeline, &objectives, &JudgeContext::of(wire.dialect())).outcome.to_string()
 }
 
 fn check(table_name: &str, rows: usize) {
@@ -163,12 +163,12 @@ fn cut_at_several_random_positions_the_timeline_is_the_same() {
 fn an_answer_of_a_known_shape_has_the_timeline_of_a_full_reading() {
     let moulds = Arc::new(TemplateCache::new());
     let at_once = |wire: &Wire, body: &[u8], moulds: Option<&Arc<TemplateCache>>| {
-        let mut observer = Observer::new(wire.expect(), Reader::Json, wire.status, watch());
+        let mut observer = Observer::new(wire.expect(), ResponseFormat::Json, wire.status, watch());
         moulds.into_iter().for_each(|moulds| observer.knows(moulds));
         observer.frame(body.to_vec().into(), wire.end, &mut |_, _| {});
         observer.end(Ending::Clean, wire.end)
     };
-    let wires: Vec<Wire> = posts().into_iter().filter(|wire| wire.reader() == Reader::Json).collect();
+    let wires: Vec<Wire> = posts().into_iter().filter(|wire| wire.reader() == ResponseFormat::Json).collect();
     for wire in wires.iter().chain(&wires) {
         assert_eq!(at_once(wire, &wire.body, Some(&moulds)), at_once(wire, &wire.body, None), "{}", wire.name);
         for at in 0..wire.body.len() {
@@ -194,7 +194,7 @@ fn a_stream_of_known_shapes_is_seen_as_one_that_is_read_in_full() {
         let (known, alone) = (replay_to(knowing, wire, cuts), replay_to(observer(), wire, cuts));
         assert_eq!(known, alone, "{} {what}", wire.name);
     };
-    let mut wires: Vec<Wire> = posts().into_iter().filter(|wire| wire.reader() == Reader::Events).collect();
+    let mut wires: Vec<Wire> = posts().into_iter().filter(|wire| wire.reader() == ResponseFormat::Events).collect();
     for wire in wires.iter().chain(&wires) {
         check(wire, &BTreeSet::new(), "whole");
         check(wire, &(0..wire.body.len()).collect(), "byte by byte");

@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 
+use crate::support::scripted_engine::Script;
 use goodput::inspect::Scanner;
-use goodput::lab::script::Script;
 use goodput::observe::Ending;
-use goodput::units::{Endpoint, Tick};
+use goodput::types::{ApiPath, Tick};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -42,7 +42,7 @@ fn script(wire: &Wire) -> Script {
 /// The captured request, or one like it where the captured one is refused by the gateway
 /// itself (that was what it was to show of the engine).
 fn request(wire: &Wire) -> Value {
-    let endpoint = Endpoint::relayed(&wire.path).expect("a path of ours");
+    let endpoint = ApiPath::relayed(&wire.path).expect("a path of ours");
     let mut scanner = Scanner::new(endpoint);
     let text = wire.request.to_string();
     let reads = scanner.push(text.as_bytes()).is_ok() && scanner.finish().is_ok_and(|facts| !facts.background);
@@ -99,7 +99,7 @@ fn agrees(wire: &Wire, row: &[String], line: &Line) -> Result<(), String> {
         }
     };
     differs("outcome", row[9].clone(), line.verdict());
-    let generates = Endpoint::relayed(&wire.path).is_some_and(|endpoint| endpoint.dialect().generates());
+    let generates = ApiPath::relayed(&wire.path).is_some_and(|endpoint| endpoint.dialect().generates());
     let is_answer = (200..300).contains(&wire.status) && generates && line.outcome() != "excluded";
     if is_answer && wire.raw_reads.len() > 1 {
         differs("first token", format!("{:?}", millis(&row[1])), format!("{:?}", line.ttft()));
@@ -127,7 +127,7 @@ async fn replayed(wire: &Wire) -> (Whole, Line) {
         .routes(&format!("  - {{model: [{}, \"*\"], pools: [a]}}", json!(model)));
     let (house, engine) = House::playing_with(&yaml, script(wire));
     let answer = house.post(&wire.path, request).await.whole().await;
-    assert_eq!(engine.ledger().requests().len(), 1, "{}", wire.name);
+    assert_eq!(engine.log().requests().len(), 1, "{}", wire.name);
     let line = house.line().await;
     house.end().await;
     (answer, line)
@@ -183,7 +183,7 @@ async fn a_captured_usage_event_that_we_asked_for_is_taken_out_and_nothing_else(
         asked.as_object_mut().unwrap().remove("stream_options");
         let (house, engine) = House::playing_with(&generous().kind("vllm"), script(&wire));
         let answer = house.post(&wire.path, asked).await.whole().await;
-        assert_eq!(engine.ledger().requests()[0].json()["stream_options"], json!({"include_usage": true}));
+        assert_eq!(engine.log().requests()[0].json()["stream_options"], json!({"include_usage": true}));
         let whole = with_what_travelled(&kept, hidden[0]);
         put_back += usize::from(whole != kept);
         assert_eq!(answer.text(), whole, "{}", wire.name);

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use goodput::observe::{Ending, Expect, Reader, TimeoutKind};
-use goodput::units::{Dialect, Tick};
+use goodput::observe::{Ending, ResponseExpectation, ResponseFormat, TimeoutKind};
+use goodput::types::{Dialect, Tick};
 use serde_json::Value;
 
 /// One captured answer.
@@ -204,12 +204,12 @@ impl Wire {
         }
     }
 
-    pub fn reader(&self) -> Reader {
-        if self.content_type.starts_with("text/event-stream") { Reader::Events } else { Reader::Json }
+    pub fn reader(&self) -> ResponseFormat {
+        if self.content_type.starts_with("text/event-stream") { ResponseFormat::Events } else { ResponseFormat::Json }
     }
 
     /// The request was sent at tick 0.
-    pub fn expect(&self) -> Expect {
+    pub fn expect(&self) -> ResponseExpectation {
         let prompts = match &self.request["prompt"] {
             Value::Array(prompts) if prompts.iter().any(Value::is_string) => prompts.len() as u64,
             _ => 1,
@@ -220,7 +220,7 @@ impl Wire {
             one => one.as_str().into_iter().collect::<Vec<_>>(),
         };
         let echoed = prompts_of.into_iter().filter(|_| echoes);
-        Expect {
+        ResponseExpectation {
             dialect: self.dialect(),
             stream_asked: self.request["stream"] == true,
             choices: self.request["n"].as_u64().unwrap_or(1) * prompts,

@@ -1,6 +1,6 @@
 //! Settings of listeners, client limits, and shutdown.
 
-pub mod papers;
+pub mod pem;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -3,47 +3,47 @@
 use std::sync::Arc;
 
 use super::Used;
-use super::book::{Book, Held};
-use crate::locks::Mutex;
-use crate::units::{Tick, Tokens};
+use super::buckets::{BucketSet, HeldAmounts};
+use crate::sync::Mutex;
+use crate::types::{Tick, Tokens};
 
-/// Amounts reserved for a running request. Released by exactly one ending: [`settle`](Reservation::settle)
-/// (charges a request and the tokens used), [`cancel`](Reservation::cancel) (likewise), or the drop, which
+/// Amounts reserved for a running request. Released by exactly one ending: [`settle`](LocalReservation::settle)
+/// (charges a request and the tokens used), [`cancel`](LocalReservation::cancel) (likewise), or the drop, which
 /// charges nothing because the request was never dispatched or the service failed it.
 ///
 /// Refers to the buckets from which it took. If a reload has removed them, it ends in buckets that are no
 /// longer read.
 #[must_use = "dropped at once it holds nothing"]
 #[derive(Debug)]
-pub struct Reservation {
-    slips: [Option<Slip>; 2],
+pub struct LocalReservation {
+    holds: [Option<BucketHold>; 2],
     input: Tokens,
     /// Admitted elsewhere, so that it must not leave debt here.
-    guest: bool,
+    externally_admitted: bool,
 }
 
 /// The amounts held in one scope.
 #[derive(Debug)]
-pub(super) struct Slip {
-    pub book: Arc<Mutex<Book>>,
-    pub held: Held,
+pub(super) struct BucketHold {
+    pub bucket_set: Arc<Mutex<BucketSet>>,
+    pub held: HeldAmounts,
 }
 
-impl Reservation {
-    pub(super) fn new(slips: [Option<Slip>; 2], input: Tokens) -> Self {
-        Reservation { slips, input, guest: false }
+impl LocalReservation {
+    pub(super) fn new(holds: [Option<BucketHold>; 2], input: Tokens) -> Self {
+        LocalReservation { holds, input, externally_admitted: false }
     }
 
-    pub(super) fn of_guest(slips: [Option<Slip>; 2], input: Tokens) -> Self {
-        Reservation { slips, input, guest: true }
+    pub(super) fn externally_admitted(holds: [Option<BucketHold>; 2], input: Tokens) -> Self {
+        LocalReservation { holds, input, externally_admitted: true }
     }
 
     /// Replaces the reservation by the actual usage: the rest is refunded, an excess becomes
     /// debt.
     pub fn settle(mut self, used: Used, at: Tick) {
-        let guest = self.guest;
-        for Slip { book, held } in self.slips.iter_mut().filter_map(Option::take) {
-            book.lock().settle(&held, &used, guest, at);
+        let externally_admitted = self.externally_admitted;
+        for BucketHold { bucket_set, held } in self.holds.iter_mut().filter_map(Option::take) {
+            bucket_set.lock().settle(&held, &used, externally_admitted, at);
         }
     }
 
@@ -55,10 +55,10 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for LocalReservation {
     fn drop(&mut self) {
-        for Slip { book, held } in self.slips.iter_mut().filter_map(Option::take) {
-            book.lock().give_back(&held);
+        for BucketHold { bucket_set, held } in self.holds.iter_mut().filter_map(Option::take) {
+            bucket_set.lock().give_back(&held);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use super::{Limit, Scope};
+use super::{LimitKind, LimitScope};
 
 /// What happens to a request beyond its tenant's limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,10 +28,10 @@ pub struct Limits {
 impl Limits {
     /// Whether this is limited, for the tenant or for one of its models.
     #[must_use]
-    pub fn has(&self, limit: Limit, scope: Scope) -> bool {
+    pub fn has(&self, limit: LimitKind, scope: LimitScope) -> bool {
         match scope {
-            Scope::Tenant => self.whole.has(limit),
-            Scope::Model => self.models.values().any(|model| model.has(limit)),
+            LimitScope::Tenant => self.whole.has(limit),
+            LimitScope::Model => self.models.values().any(|model| model.has(limit)),
         }
     }
 
@@ -64,21 +64,21 @@ impl Allowance {
         *self == Allowance::default()
     }
 
-    fn has(&self, limit: Limit) -> bool {
+    fn has(&self, limit: LimitKind) -> bool {
         match limit {
-            Limit::ConcurrentRequests => self.concurrent_requests.is_some(),
+            LimitKind::ConcurrentRequests => self.concurrent_requests.is_some(),
             of_rate => self.rate(of_rate).is_some(),
         }
     }
 
     /// The rate of one limit; `None` for `concurrent_requests`.
-    pub(in super::super::super) fn rate(&self, limit: Limit) -> Option<Rate> {
+    pub(in super::super::super) fn rate(&self, limit: LimitKind) -> Option<Rate> {
         match limit {
-            Limit::Tokens => self.tokens,
-            Limit::InputTokens => self.input_tokens,
-            Limit::OutputTokens => self.output_tokens,
-            Limit::Requests => self.requests,
-            Limit::ConcurrentRequests => None,
+            LimitKind::Tokens => self.tokens,
+            LimitKind::InputTokens => self.input_tokens,
+            LimitKind::OutputTokens => self.output_tokens,
+            LimitKind::Requests => self.requests,
+            LimitKind::ConcurrentRequests => None,
         }
     }
 }

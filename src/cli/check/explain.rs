@@ -6,9 +6,9 @@ use bytes::Bytes;
 use http::HeaderMap;
 use serde_json::{Value, json};
 
-use crate::admit::levels::Action;
 use crate::admit::limit::settings::{Allowance, OverLimit, Rate};
-use crate::admit::limit::{Exhausted, Ledger, Output, Scope, Standing, Wanted};
+use crate::admit::limit::{LimitExceeded, LimitScope, LimitStatus, LocalLimiter, Output, Wanted};
+use crate::admit::overload_control::Action;
 use crate::admit::queue::WhenHopeless;
 use crate::classify::{ClassifyInput, ConditionResult, RuleExplanation, TargetHeaders, Targets};
 use crate::config::{ClassSettings, Settings};
@@ -16,9 +16,9 @@ use crate::gateway::{BufferedBody, read_whole, route, wanted};
 use crate::identify::{AuthError, Identity};
 use crate::inspect::ModelRatios;
 use crate::judge::Objectives;
-use crate::refuse::Rejection;
+use crate::reject::Rejection;
 use crate::route::settings::Concurrency;
-use crate::units::{ClassId, Endpoint, PathError, PoolId, Tick, Tokens};
+use crate::types::{ApiPath, ClassId, PathError, PoolId, Tick, Tokens};
 
 /// A request to explain.
 pub struct Sample {
@@ -60,7 +60,7 @@ pub struct Explanation {
 struct Reserved {
     wanted: Wanted,
     /// Each limit that counts it, as it stands then: at first all of it was there.
-    of: Vec<Standing>,
+    of: Vec<LimitStatus>,
 }
 
 /// Explains a request.
@@ -72,7 +72,7 @@ pub fn explain(settings: &Settings, sample: &Sample) -> Explanation {
 
 /// The steps of the gateway, up to the choice of an engine.
 fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<(), Rejection> {
-    let endpoint = Endpoint::find("POST", &sample.path).map_err(|why| match why {
+    let endpoint = ApiPath::find("POST", &sample.path).map_err(|why| match why {
         PathError::Path => Rejection::UnknownPath,
         PathError::Method { allow } => Rejection::MethodNotAllowed { allow },
     })?;
@@ -138,22 +138,24 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
 /// counts it.
 fn reserved(settings: &Settings, who: &Identity, model: &str, wanted: Wanted) -> Result<Option<Reserved>, Rejection> {
     let Some(tenant) = settings.tenants.get(&who.tenant) else { return Ok(None) };
-    let ledger = Ledger::new();
-    ledger.reload(&BTreeMap::from([(who.tenant.clone(), tenant.limits.clone())]), Tick::ZERO);
-    match ledger.reserve(&who.tenant, model, &wanted, Tick::ZERO) {
-        Err(Exhausted::ForEver { limit, scope, need, most }) => {
+    let limiter = LocalLimiter::new();
+    limiter.reload(&BTreeMap::from([(who.tenant.clone(), tenant.limits.clone())]), Tick::ZERO);
+    match limiter.reserve(&who.tenant, model, &wanted, Tick::ZERO) {
+        Err(LimitExceeded::NeverFits { limit, scope, need, most }) => {
             Err(Rejection::RequestExceedsLimit { limit, scope, need, most })
         }
-        Err(Exhausted::ForNow { standing, retry_after }) => Err(Rejection::RateLimitExceeded { standing, retry_after }),
+        Err(LimitExceeded::Retryable { limit_status, retry_after }) => {
+            Err(Rejection::RateLimitExceeded { limit_status, retry_after })
+        }
         Ok(_held) => {
-            let of = ledger.standings(&who.tenant, model, Tick::ZERO);
+            let of = limiter.statuses(&who.tenant, model, Tick::ZERO);
             Ok(Some(Reserved { wanted, of }).filter(|reserved| !reserved.of.is_empty()))
         }
     }
 }
 
 /// What the request would be judged by, in words.
-fn promise(class: &ClassSettings, endpoint: Endpoint, settings: &Settings, headers: &HeaderMap) -> String {
+fn promise(class: &ClassSettings, endpoint: ApiPath, settings: &Settings, headers: &HeaderMap) -> String {
     if !settings.judges(endpoint) {
         return "none: this path is not judged".to_owned();
     }
@@ -328,12 +330,17 @@ impl Reserved {
 
     fn in_words(&self) -> String {
         let whence = if self.is_stated() { "its own cap" } else { "assumed: no cap is stated" };
-        let of = self.of.iter().map(|standing| {
-            let whose = match standing.scope {
-                Scope::Tenant => "",
-                Scope::Model => " of the model",
+        let of = self.of.iter().map(|limit_status| {
+            let whose = match limit_status.scope {
+                LimitScope::Tenant => "",
+                LimitScope::Model => " of the model",
             };
-            format!("{} of {} {}{whose}", standing.most - standing.remaining, standing.most, standing.limit)
+            format!(
+                "{} of {} {}{whose}",
+                limit_status.most - limit_status.remaining,
+                limit_status.most,
+                limit_status.limit
+            )
         });
         let of: Vec<String> = of.collect();
         let Wanted { input, output } = self.wanted;
@@ -341,12 +348,12 @@ impl Reserved {
     }
 
     fn to_json(&self) -> Value {
-        let of = self.of.iter().map(|standing| {
+        let of = self.of.iter().map(|limit_status| {
             json!({
-                "limit": standing.limit.as_str(),
-                "scope": standing.scope.as_str(),
-                "takes": standing.most - standing.remaining,
-                "most": standing.most,
+                "limit": limit_status.limit.as_str(),
+                "scope": limit_status.scope.as_str(),
+                "takes": limit_status.most - limit_status.remaining,
+                "most": limit_status.most,
             })
         });
         json!({

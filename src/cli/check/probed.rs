@@ -10,15 +10,15 @@ use crate::cli::service::sentence_of;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::dial::Sockets;
-use crate::route::Unlisted;
+use crate::route::UnlistedModel;
 use crate::route::probe::{KeyState, Survey, survey};
-use crate::units::PoolId;
+use crate::types::PoolId;
 
 /// What all engines of the settings say.
 pub(super) struct Probed {
     engines: Vec<Survey>,
     /// Models of the settings that none of them lists.
-    pub unlisted: Vec<Unlisted>,
+    pub unlisted: Vec<UnlistedModel>,
 }
 
 impl Probed {

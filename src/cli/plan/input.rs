@@ -9,7 +9,7 @@ use crate::capacity::queueing::LognormalLength;
 use crate::capacity::{
     CapacityInputs, ClassForecast, GpuPrice, InputProblem, KvRoom, PrefillFacts, PrefixCacheFacts, ReplicaFacts,
 };
-use crate::units::Priority;
+use crate::types::Priority;
 
 /// A plan's file: every key may be left out, and a flag goes before a key.
 #[derive(Clone, Debug, Default, Deserialize)]

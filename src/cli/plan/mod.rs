@@ -336,7 +336,7 @@ fn fill_from_settings(class: &mut RawClass, file: &Path) -> anyhow::Result<()> {
     let objectives = &found.with_context(|| format!("{} has no class {name}", file.display()))?.objectives;
     class.target = class.target.or(Some(objectives.joint_target));
     let law = |quantiles: crate::judge::Quantiles| {
-        let number = |tokens: crate::units::Tokens| Some(tokens.0 as f64);
+        let number = |tokens: crate::types::Tokens| Some(tokens.0 as f64);
         RawLength::Law(RawLaw { mean: None, p50: number(quantiles.p50), p95: number(quantiles.p95) })
     };
     let assumed = objectives.assumed.unwrap_or_default();

@@ -25,7 +25,7 @@ use crate::load::search::SearchSettings;
 use crate::load::sweep::RatePlan;
 use crate::load::workload::{CacheState, Workload, WorkloadClass};
 use crate::load::{LoadClass, LoadTarget};
-use crate::units::{ClassId, Endpoint};
+use crate::types::{ApiPath, ClassId};
 
 /// Finds the highest request rate at which a service keeps its promises.
 #[derive(Clone, Debug, clap::Args)]
@@ -223,7 +223,7 @@ impl SweepArgs {
     /// # Errors
     /// Something of it is missing or wrong.
     pub fn workload(&self) -> anyhow::Result<Workload> {
-        let endpoint = Endpoint::relayed(self.path.trim_end_matches('/'))
+        let endpoint = ApiPath::relayed(self.path.trim_end_matches('/'))
             .filter(|endpoint| endpoint.dialect().generates() || endpoint.path() == "/v1/embeddings");
         let endpoint = endpoint.with_context(|| {
             format!("--path {}: no load is made for this path; use /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages or /v1/embeddings", self.path)

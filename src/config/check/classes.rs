@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::{Checker, in_seconds, shown};
 use crate::admit::queue::ClassQueue;
 use crate::config::ClassSettings;
-use crate::config::raw::{self, Root};
-use crate::config::read::{ConfigBlock, Located};
+use crate::config::schema::{self, Root};
+use crate::config::walk::{ConfigBlock, Located};
 use crate::forward::settings::Timeouts;
 use crate::judge::{Assumption, Objective, Objectives, Quantiles};
-use crate::units::{ClassId, Tokens};
+use crate::types::{ClassId, Tokens};
 
 /// Class names reserved for requests without a class and for drills.
 const RESERVED: &[&str] = &["none", "drill"];
@@ -25,7 +25,7 @@ impl Checker<'_> {
         all.iter().filter_map(|raw| self.class(raw)).map(Arc::new).collect()
     }
 
-    fn class(&mut self, raw: &raw::Class) -> Option<ClassSettings> {
+    fn class(&mut self, raw: &schema::Class) -> Option<ClassSettings> {
         if let Some(name) = &raw.slo_class {
             self.name(name, RESERVED);
         }
@@ -46,7 +46,7 @@ impl Checker<'_> {
         })
     }
 
-    fn class_queue(&mut self, raw: &raw::Class, objectives: &Objectives, limits: &Timeouts) -> ClassQueue {
+    fn class_queue(&mut self, raw: &schema::Class, objectives: &Objectives, limits: &Timeouts) -> ClassQueue {
         let d = ClassQueue::of_promise(objectives.longest());
         let d = ClassQueue { max_wait: d.max_wait.min(limits.total), ..d };
         let Some(raw) = &raw.queue else { return d };
@@ -60,7 +60,7 @@ impl Checker<'_> {
         ClassQueue { max_wait, when_hopeless }
     }
 
-    fn objectives(&mut self, raw: &raw::Class) -> Objectives {
+    fn objectives(&mut self, raw: &schema::Class) -> Objectives {
         let d = Objectives::default();
         let of = raw.objectives.as_ref();
         let day = Duration::from_secs(24 * 3600);
@@ -90,14 +90,14 @@ impl Checker<'_> {
         }
     }
 
-    fn objective(&mut self, raw: Option<&raw::Objective>) -> Option<Objective> {
+    fn objective(&mut self, raw: Option<&schema::Objective>) -> Option<Objective> {
         let raw = raw?;
         let threshold = raw.threshold.as_ref().and_then(|at| self.seconds(at, "can never be met"));
         let attainment = raw.attainment.as_ref().and_then(|at| self.share(at));
         Some(Objective { threshold: threshold?, attainment: attainment? })
     }
 
-    fn quantiles(&mut self, raw: &raw::Quantiles) -> Option<Quantiles> {
+    fn quantiles(&mut self, raw: &schema::Quantiles) -> Option<Quantiles> {
         let (p50, p95) = (raw.p50.as_ref()?.value, raw.p95.as_ref()?.value);
         if p50 > p95 {
             self.problem(raw.place(), "p50 is above p95", "exchange the two");
@@ -105,7 +105,7 @@ impl Checker<'_> {
         Some(Quantiles { p50: Tokens(p50), p95: Tokens(p95) })
     }
 
-    fn timeouts(&mut self, raw: &raw::Class) -> Timeouts {
+    fn timeouts(&mut self, raw: &schema::Class) -> Timeouts {
         let mut limits = Timeouts::default();
         if let Some(raw) = &raw.timeouts {
             limits.first_token = self.time(raw.first_token.as_ref(), limits.first_token);
@@ -127,7 +127,7 @@ impl Checker<'_> {
     }
 
     /// Time limits must not be below thresholds, because they would cut requests that can still be met.
-    fn limits_leave_room(&mut self, raw: &raw::Class, objectives: &Objectives, limits: &Timeouts) {
+    fn limits_leave_room(&mut self, raw: &schema::Class, objectives: &Objectives, limits: &Timeouts) {
         let Some(of) = &raw.objectives else { return };
         let first_token = ("timeouts.first_token", limits.first_token);
         let idle = ("timeouts.idle", limits.idle);
@@ -159,7 +159,12 @@ impl Checker<'_> {
 
     /// The same for the longest assumed responses: without an E2E threshold they may take as long as TTFT and
     /// TPOT allow.
-    fn limits_leave_room_for_output(&mut self, raw: &raw::Class, objectives: &Objectives, whole: &[(&str, Duration)]) {
+    fn limits_leave_room_for_output(
+        &mut self,
+        raw: &schema::Class,
+        objectives: &Objectives,
+        whole: &[(&str, Duration)],
+    ) {
         let p95 = raw.workload_assumption.as_ref().and_then(|all| all.output_tokens.as_ref()?.p95.as_ref());
         let (Some(at), None) = (p95, objectives.e2e) else { return };
         let Some(budget) = objectives.whole_budget(at.value) else { return };
@@ -175,7 +180,7 @@ impl Checker<'_> {
     }
 
     /// A keepalive interval longer than any request is probably a mistake.
-    fn keepalive_can_happen(&mut self, raw: &raw::Class, limits: &Timeouts) {
+    fn keepalive_can_happen(&mut self, raw: &schema::Class, limits: &Timeouts) {
         let (Some(at), Some(every)) = (&raw.keepalive_seconds, limits.keepalive) else { return };
         let waits = limits.first_token.saturating_sub(limits.hold_head);
         if every >= waits && every >= limits.idle {

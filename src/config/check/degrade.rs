@@ -4,30 +4,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Checker, in_seconds, shown};
-use crate::admit::levels::{Action, Bounds, Kind, Level};
+use crate::admit::overload_control::{Action, ActionKind, LoadBounds, OverloadLevel};
 use crate::config::ClassSettings;
 use crate::config::problem::Location;
-use crate::config::raw::{self, ActionWord, LevelAction, Root};
-use crate::config::read::{ConfigBlock, Located};
+use crate::config::schema::{self, ActionWord, LevelAction, Root};
+use crate::config::walk::{ConfigBlock, Located};
 use crate::judge::Objectives;
-use crate::route::settings::{Concurrency, Pool, Route};
-use crate::units::Tokens;
+use crate::route::settings::{Concurrency, PoolSettings, Route};
+use crate::types::Tokens;
 
 impl Checker<'_> {
-    pub(super) fn degrade(&mut self, raw: &raw::Class, promise: &Objectives) -> Vec<Level> {
-        let mut levels: Vec<Level> = Vec::new();
+    pub(super) fn degrade(&mut self, raw: &schema::Class, promise: &Objectives) -> Vec<OverloadLevel> {
+        let mut levels: Vec<OverloadLevel> = Vec::new();
         for raw in raw.degrade.iter().flat_map(|levels| levels.iter()) {
             let action = self.action(raw);
             let bounds = raw.enter_when.as_ref().map(|above| self.bounds(above, raw.leave_when.as_ref(), promise));
-            let hold = self.time(raw.hold.as_ref(), Level::HOLD);
+            let hold = self.time(raw.hold.as_ref(), OverloadLevel::HOLD);
             let (Some(action), Some((enter, leave))) = (action, bounds) else { continue };
             self.is_another(raw.place(), action, &levels);
-            levels.push(Level { action, enter, leave, hold });
+            levels.push(OverloadLevel { action, enter, leave, hold });
         }
         levels
     }
 
-    fn action(&mut self, raw: &raw::Level) -> Option<Action> {
+    fn action(&mut self, raw: &schema::Level) -> Option<Action> {
         Some(match raw.action.as_ref()? {
             LevelAction::Word(word) => match word.value.0 {
                 ActionWord::Defer => Action::Defer,
@@ -43,7 +43,7 @@ impl Checker<'_> {
     }
 
     /// Levels are cumulative, so each must add an action.
-    fn is_another(&mut self, place: &Location, action: Action, before: &[Level]) {
+    fn is_another(&mut self, place: &Location, action: Action, before: &[OverloadLevel]) {
         let same = before.iter().rev().find(|level| level.action.kind() == action.kind());
         match (action, same.map(|level| level.action)) {
             (_, None) => {}
@@ -62,16 +62,21 @@ impl Checker<'_> {
         }
     }
 
-    fn bounds(&mut self, above: &raw::Above, below: Option<&raw::Below>, promise: &Objectives) -> (Bounds, Bounds) {
+    fn bounds(
+        &mut self,
+        above: &schema::Above,
+        below: Option<&schema::Below>,
+        promise: &Objectives,
+    ) -> (LoadBounds, LoadBounds) {
         if above.written().is_empty() {
             self.problem(above.place(), "nothing enters this level", "write at least one of the bounds");
         }
-        let enter = Bounds {
+        let enter = LoadBounds {
             burn_rate: above.burn_rate_above.as_ref().and_then(|at| self.burn_rate(at, promise)),
             queue_wait: above.queue_wait_above.as_ref().map(|at| self.time(Some(at), Duration::from_secs(1))),
             queue_depth: above.queue_depth_above.as_ref().map(|at| self.count(Some(at), 1, 1..=10_000_000)),
         };
-        let mut leave = Bounds {
+        let mut leave = LoadBounds {
             burn_rate: enter.burn_rate.map(|rate| rate / 2.0),
             queue_wait: enter.queue_wait.map(|wait| wait / 2),
             queue_depth: enter.queue_depth.map(|depth| (depth / 2).max(1)),
@@ -147,7 +152,7 @@ impl Checker<'_> {
         &mut self,
         root: &Root,
         classes: &[Arc<ClassSettings>],
-        pools: &[Arc<Pool>],
+        pools: &[Arc<PoolSettings>],
         routes: &[Route],
     ) {
         for raw in root.slo_classes.iter().flat_map(|all| all.iter()) {
@@ -180,7 +185,12 @@ struct Reach {
 }
 
 impl Reach {
-    fn of(class: &ClassSettings, classes: &[Arc<ClassSettings>], pools: &[Arc<Pool>], routes: &[Route]) -> Self {
+    fn of(
+        class: &ClassSettings,
+        classes: &[Arc<ClassSettings>],
+        pools: &[Arc<PoolSettings>],
+        routes: &[Route],
+    ) -> Self {
         let served = || routes.iter().filter(|route| route.serves(&class.id));
         let own = || pools.iter().filter(|pool| served().any(|route| route.pools.contains(&pool.id)));
         Reach {
@@ -192,30 +202,34 @@ impl Reach {
     }
 
     /// What this kind of action lacks, and how to fix it.
-    fn is_in_vain(&self, kind: Kind) -> Option<(&'static str, &'static str)> {
+    fn is_in_vain(&self, kind: ActionKind) -> Option<(&'static str, &'static str)> {
         match kind {
-            Kind::Defer if !self.waits && !self.is_told => {
+            ActionKind::Defer if !self.waits && !self.is_told => {
                 Some(("nothing waits for the pools of this class", "give one `max_concurrency_per_engine`"))
             }
-            Kind::ShedLower if !self.has_lower => {
+            ActionKind::ShedLower if !self.has_lower => {
                 Some(("no class has a lower rank", "lower the `priority` of those that may go"))
             }
-            Kind::Spill if !self.has_second_pool => {
+            ActionKind::Spill if !self.has_second_pool => {
                 Some(("no route of this class has a second pool", "add one to its route"))
             }
-            Kind::Defer | Kind::ShedLower | Kind::CapOutput | Kind::ReasoningOff | Kind::Spill => None,
+            ActionKind::Defer
+            | ActionKind::ShedLower
+            | ActionKind::CapOutput
+            | ActionKind::ReasoningOff
+            | ActionKind::Spill => None,
         }
     }
 }
 
-fn kind_of(raw: &raw::Level) -> Option<Kind> {
+fn kind_of(raw: &schema::Level) -> Option<ActionKind> {
     Some(match raw.action.as_ref()? {
         LevelAction::Word(word) => match word.value.0 {
-            ActionWord::Defer => Kind::Defer,
-            ActionWord::ShedLower => Kind::ShedLower,
-            ActionWord::ReasoningOff => Kind::ReasoningOff,
-            ActionWord::Spill => Kind::Spill,
+            ActionWord::Defer => ActionKind::Defer,
+            ActionWord::ShedLower => ActionKind::ShedLower,
+            ActionWord::ReasoningOff => ActionKind::ReasoningOff,
+            ActionWord::Spill => ActionKind::Spill,
         },
-        LevelAction::Cap(_) => Kind::CapOutput,
+        LevelAction::Cap(_) => ActionKind::CapOutput,
     })
 }

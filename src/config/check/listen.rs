@@ -8,21 +8,21 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use super::{Checker, in_seconds, is_not_a};
-use crate::accept::settings::papers::{BadPapers, certified};
+use crate::accept::settings::pem::{PemError, certified};
 use crate::accept::settings::{Admin, Listen, Shutdown, Tls};
 use crate::config::ClassSettings;
 use crate::config::problem::{Location, nearest};
-use crate::config::raw::{self, Root};
-use crate::config::read::{ConfigBlock, Located, OrOff};
 use crate::config::scalar::SizeScalar;
+use crate::config::schema::{self, Root};
 use crate::config::url;
-use crate::units::Endpoint;
+use crate::config::walk::{ConfigBlock, Located, OrOff};
+use crate::types::ApiPath;
 
 /// What a process takes to end after the drain limit: answers that are cut, last lines and spans.
 const AFTER_DRAIN: Duration = Duration::from_secs(5);
 
 impl Checker<'_> {
-    pub(super) fn listen(&mut self, raw: Option<&raw::Listen>) -> Listen {
+    pub(super) fn listen(&mut self, raw: Option<&schema::Listen>) -> Listen {
         let d = Listen::default();
         let Some(raw) = raw else { return d };
         let max_head = self.size(raw.max_head.as_ref(), d.max_head as u64, 8 << 10, 16 << 20);
@@ -49,7 +49,7 @@ impl Checker<'_> {
         }
     }
 
-    fn tls(&mut self, raw: &raw::Tls) -> Option<Tls> {
+    fn tls(&mut self, raw: &schema::Tls) -> Option<Tls> {
         let (certificate, key) = (raw.certificate_file.as_ref()?, raw.private_key_file.as_ref()?);
         if let (Some(chain), Some(secret)) = (self.paper(certificate), self.paper(key))
             && let Err(bad) = certified(&chain, &secret)
@@ -60,24 +60,24 @@ impl Checker<'_> {
         Some(Tls { certificate_file: place(certificate), private_key_file: place(key) })
     }
 
-    fn bad_papers(&mut self, certificate: &Located<String>, key: &Located<String>, bad: &BadPapers) {
+    fn bad_papers(&mut self, certificate: &Located<String>, key: &Located<String>, bad: &PemError) {
         let (at, message, way_out) = match bad {
-            BadPapers::NoCertificate => (
+            PemError::NoCertificate => (
                 certificate,
                 format!("the file {} holds no certificate in PEM", certificate.shown()),
                 "write the certificate, then the chain behind it, into it",
             ),
-            BadPapers::NoKey => (
+            PemError::NoKey => (
                 key,
                 format!("the file {} holds no private key in PEM", key.shown()),
                 "write the certificate's key into it, without a passphrase",
             ),
-            BadPapers::NotAPair => (
+            PemError::NotAPair => (
                 key,
                 format!("the key in {} is not that of the certificate in {}", key.shown(), certificate.shown()),
                 "name the two files that were made together",
             ),
-            BadPapers::Unfit(why) => (
+            PemError::Unfit(why) => (
                 certificate,
                 format!("the certificate in {} cannot be used with its key ({why})", certificate.shown()),
                 "name an X.509 certificate and its RSA, ECDSA or Ed25519 key",
@@ -86,7 +86,7 @@ impl Checker<'_> {
         self.problem(&at.place, message, way_out);
     }
 
-    pub(super) fn shutdown(&mut self, raw: Option<&raw::Shutdown>) -> Shutdown {
+    pub(super) fn shutdown(&mut self, raw: Option<&schema::Shutdown>) -> Shutdown {
         let d = Shutdown::default();
         let Some(raw) = raw else { return d };
         // Zero is allowed, for example on a test bench.
@@ -140,9 +140,9 @@ impl Checker<'_> {
 
     pub(super) fn admin(
         &mut self,
-        raw: Option<&OrOff<raw::Admin>>,
+        raw: Option<&OrOff<schema::Admin>>,
         listen: &Listen,
-        raw_listen: Option<&raw::Listen>,
+        raw_listen: Option<&schema::Listen>,
     ) -> Option<Admin> {
         let mut admin = Admin::default();
         match raw {
@@ -184,7 +184,7 @@ impl Checker<'_> {
 
     /// An engine address that is the gateway itself would loop. Only certain cases are reported, because other
     /// names and addresses may or may not be this machine's.
-    pub(super) fn no_engine_is_here(&mut self, root: &raw::Root, listen: &Listen, admin: Option<&Admin>) {
+    pub(super) fn no_engine_is_here(&mut self, root: &schema::Root, listen: &Listen, admin: Option<&Admin>) {
         let pools = || root.pools.iter().flat_map(|all| all.iter());
         let urls = pools()
             .flat_map(|pool| pool.engines.iter().flat_map(|all| all.iter()))
@@ -208,7 +208,7 @@ impl Checker<'_> {
         }
     }
 
-    pub(super) fn inspect(&mut self, raw: Option<&raw::Inspect>) -> (usize, Vec<Endpoint>) {
+    pub(super) fn inspect(&mut self, raw: Option<&schema::Inspect>) -> (usize, Vec<ApiPath>) {
         let default = 16 << 20;
         let Some(raw) = raw else { return (default, Vec::new()) };
         let max_event = self.size(raw.max_event.as_ref(), default as u64, 1 << 10, 1 << 30) as usize;
@@ -229,16 +229,16 @@ impl Checker<'_> {
     }
 
     /// GET paths that engines answer.
-    pub(super) fn engine_paths(&mut self, raw: Option<&Vec<Located<String>>>) -> Vec<Endpoint> {
+    pub(super) fn engine_paths(&mut self, raw: Option<&Vec<Located<String>>>) -> Vec<ApiPath> {
         let mut paths = Vec::new();
         for at in raw.into_iter().flatten() {
-            match Endpoint::all_of_engines().find(|endpoint| endpoint.path() == at.value) {
+            match ApiPath::all_of_engines().find(|endpoint| endpoint.path() == at.value) {
                 Some(endpoint) if paths.contains(&endpoint) => {
                     self.problem(&at.place, format!("{} is repeated", at.shown()), "remove one of the two");
                 }
                 Some(endpoint) => paths.push(endpoint),
                 None => {
-                    let known = Endpoint::all_of_engines().map(Endpoint::path).collect::<Vec<_>>().join(", ");
+                    let known = ApiPath::all_of_engines().map(ApiPath::path).collect::<Vec<_>>().join(", ");
                     let message = is_not_a(at, "an engine path that clients may request");
                     self.problem(&at.place, message, format!("name any of: {known}"));
                 }
@@ -248,10 +248,10 @@ impl Checker<'_> {
     }
 
     /// An API path relayed to engines; `fits` selects those suggested for an unknown one.
-    pub(super) fn endpoint(&mut self, at: &Located<String>, fits: impl Fn(&Endpoint) -> bool) -> Option<Endpoint> {
-        let found = Endpoint::relayed(&at.value);
+    pub(super) fn endpoint(&mut self, at: &Located<String>, fits: impl Fn(&ApiPath) -> bool) -> Option<ApiPath> {
+        let found = ApiPath::relayed(&at.value);
         if found.is_none() {
-            let known = || Endpoint::all_relayed().filter(&fits).map(|endpoint| endpoint.path());
+            let known = || ApiPath::all_relayed().filter(&fits).map(|endpoint| endpoint.path());
             let way_out = match nearest(&at.value, known()).filter(|_| !at.hidden) {
                 Some(near) => format!("did you mean {near}?"),
                 None => format!("name one of: {}", known().collect::<Vec<_>>().join(", ")),

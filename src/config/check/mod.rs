@@ -20,15 +20,15 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::environment::Environment;
 use super::problem::{Location, Problem, nearest};
-use super::raw::Root;
-use super::read::{ConfigBlock, Located, quoted};
-use super::surroundings::Environment;
+use super::schema::Root;
+use super::walk::{ConfigBlock, Located, quoted};
 use super::{Settings, TenantTable};
 use crate::classify::Rules;
 use crate::record::settings::{MetricLabels, RequestLabel};
 use crate::route::Routes;
-use crate::units::{ClassId, LengthBuckets, Tokens};
+use crate::types::{ClassId, LengthBuckets, Tokens};
 
 /// State of a check.
 pub(super) struct Checker<'a> {

@@ -14,34 +14,34 @@ use rustls::pki_types::pem::PemObject;
 use secrecy::SecretString;
 
 use super::{Checker, is_not_a, shown};
-use crate::admit::queue::{self, BadShares, Reading, Shares};
+use crate::admit::queue::{self, InvalidShares, PrefillBudget, Shares};
 use crate::config::ClassSettings;
 use crate::config::problem::Location;
-use crate::config::raw::{self, BalanceBy, Root, SeatsOrRange};
-use crate::config::read::{ConfigBlock, Entries, Located, OrOff};
 use crate::config::scalar::{ConcurrencyScalar, PromptTokens, RedactedText};
+use crate::config::schema::{self, BalanceBy, Root, SeatsOrRange};
 use crate::config::url;
+use crate::config::walk::{ConfigBlock, Entries, Located, OrOff};
 use crate::route::settings::{
-    Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Family, Health, Inject,
-    Pool, Retries, Route, Scheme, Scrape, SeatBounds,
+    AddressFamily, Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, EngineSource,
+    HealthCheck, Inject, MetricsScrape, PoolSettings, Retries, Route, Scheme, SeatBounds,
 };
-use crate::units::{EngineId, PoolId, Priority, Tokens};
+use crate::types::{EngineId, PoolId, Priority, Tokens};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 impl Checker<'_> {
-    pub(super) fn pools(&mut self, root: &Root) -> Vec<Arc<Pool>> {
+    pub(super) fn pools(&mut self, root: &Root) -> Vec<Arc<PoolSettings>> {
         let Some(all) = &root.pools else { return Vec::new() };
         self.unique("pool", all.iter().filter_map(|pool| pool.pool.as_ref()));
         all.iter().filter_map(|raw| self.pool(raw)).map(Arc::new).collect()
     }
 
-    fn pool(&mut self, raw: &raw::Pool) -> Option<Pool> {
+    fn pool(&mut self, raw: &schema::Pool) -> Option<PoolSettings> {
         if let Some(name) = &raw.pool {
             self.name(name, &["none"]);
         }
         let engines = self.engines(raw);
-        let mut pool = Pool::with_defaults(PoolId::from(""), Engines::Static(Vec::new()));
+        let mut pool = PoolSettings::with_defaults(PoolId::from(""), EngineSource::Static(Vec::new()));
         if let Some(sort) = &raw.engine {
             self.engine_sort(sort, &mut pool);
         }
@@ -50,7 +50,7 @@ impl Checker<'_> {
         pool.queue = self.queue(raw);
         pool.health = self.health(raw.health.as_ref());
         pool.metrics = self.metrics(raw.metrics.as_ref(), pool.kind);
-        pool.connect_timeout = self.time(raw.connect_timeout.as_ref(), Pool::CONNECT_TIMEOUT);
+        pool.connect_timeout = self.time(raw.connect_timeout.as_ref(), PoolSettings::CONNECT_TIMEOUT);
         pool.retries = self.retries(raw.retries.as_ref());
         pool.breaker = self.breaker(raw.breaker.as_ref());
         pool.cool_down = self.cool_down(raw.cool_down.as_ref());
@@ -60,7 +60,7 @@ impl Checker<'_> {
         Some(pool)
     }
 
-    fn balance(&mut self, raw: &raw::Pool) -> Balance {
+    fn balance(&mut self, raw: &schema::Pool) -> Balance {
         let by = raw.balance.as_ref().map_or(BalanceBy::LeastWork, |word| word.value.0);
         if let Some(at) = raw.session_header.as_ref().filter(|_| by != BalanceBy::SessionAffinity) {
             self.problem(&at.place, "only session_affinity reads it", "remove the key");
@@ -73,11 +73,11 @@ impl Checker<'_> {
         }
     }
 
-    fn session_header(&mut self, raw: &raw::Pool) -> HeaderName {
-        let Some(at) = &raw.session_header else { return Pool::SESSION_HEADER };
+    fn session_header(&mut self, raw: &schema::Pool) -> HeaderName {
+        let Some(at) = &raw.session_header else { return PoolSettings::SESSION_HEADER };
         HeaderName::try_from(at.value.as_str()).unwrap_or_else(|_| {
             self.problem(&at.place, is_not_a(at, "a header name"), "use letters, digits and -");
-            Pool::SESSION_HEADER
+            PoolSettings::SESSION_HEADER
         })
     }
 
@@ -98,7 +98,7 @@ impl Checker<'_> {
         }
     }
 
-    fn seat_bounds(&mut self, range: &raw::SeatRange) -> SeatBounds {
+    fn seat_bounds(&mut self, range: &schema::SeatRange) -> SeatBounds {
         let d = SeatBounds::default();
         let mut count = |at: Option<&Located<u64>>, default: NonZeroU32| {
             NonZeroU32::new(self.count(at, u64::from(default.get()), 1..=1_000_000) as u32).unwrap_or(default)
@@ -116,11 +116,11 @@ impl Checker<'_> {
         &mut self,
         root: &Root,
         classes: &[Arc<ClassSettings>],
-        pools: &[Arc<Pool>],
+        pools: &[Arc<PoolSettings>],
         routes: &[Route],
     ) {
         for raw in root.pools.iter().flat_map(|all| all.iter()) {
-            let named = |pool: &&Arc<Pool>| raw.pool.as_ref().is_some_and(|at| at.value == pool.id.as_str());
+            let named = |pool: &&Arc<PoolSettings>| raw.pool.as_ref().is_some_and(|at| at.value == pool.id.as_str());
             let Some(pool) = pools.iter().find(named).filter(|pool| pool.concurrency == Concurrency::Auto) else {
                 continue;
             };
@@ -141,14 +141,14 @@ impl Checker<'_> {
         }
     }
 
-    fn queue(&mut self, raw: &raw::Pool) -> queue::Settings {
-        let d = queue::Settings::default();
+    fn queue(&mut self, raw: &schema::Pool) -> queue::QueueSettings {
+        let d = queue::QueueSettings::default();
         let Some(queue) = &raw.queue else { return d };
         if !raw.written().contains(&"max_concurrency_per_engine") {
             let message = "nothing waits here: the engines take as many requests as come";
             self.note(queue.place(), message, "set `max_concurrency_per_engine`, or remove the key");
         }
-        queue::Settings {
+        queue::QueueSettings {
             max_waiting: self.count(queue.max_waiting.as_ref(), d.max_waiting as u64, 0..=10_000_000) as usize,
             quantum: Tokens(self.count(queue.quantum.as_ref(), d.quantum.0, 1..=1 << 53)),
             shares: queue.shares.as_ref().map_or(d.shares, |raw| self.shares(raw)),
@@ -156,19 +156,19 @@ impl Checker<'_> {
         }
     }
 
-    fn reading(&mut self, at: Option<&Located<PromptTokens>>) -> Reading {
-        let Some(at) = at else { return Reading::default() };
+    fn reading(&mut self, at: Option<&Located<PromptTokens>>) -> PrefillBudget {
+        let Some(at) = at else { return PrefillBudget::default() };
         match at.value {
-            PromptTokens::Auto => Reading::Auto,
-            PromptTokens::Off => Reading::NoLimit,
+            PromptTokens::Auto => PrefillBudget::Auto,
+            PromptTokens::Off => PrefillBudget::NoLimit,
             PromptTokens::Number(number) => {
                 let number = Located { value: number, place: at.place.clone(), hidden: at.hidden };
-                Reading::Tokens(Tokens(self.count(Some(&number), 1, 1..=1 << 53)))
+                PrefillBudget::Tokens(Tokens(self.count(Some(&number), 1, 1..=1 << 53)))
             }
         }
     }
 
-    fn shares(&mut self, raw: &raw::Shares) -> Shares {
+    fn shares(&mut self, raw: &schema::Shares) -> Shares {
         let d = Shares::default();
         let written = [&raw.critical, &raw.high, &raw.normal, &raw.low, &raw.batch];
         let mut thousandths = Priority::ALL.map(|rank| d.of(rank));
@@ -179,7 +179,7 @@ impl Checker<'_> {
         }
         Shares::new(thousandths).unwrap_or_else(|bad| {
             // A share of zero was reported where it stands.
-            if let BadShares::TooMuch { sum } = bad {
+            if let InvalidShares::TooMuch { sum } = bad {
                 let message = format!("the shares add up to {}, more than 1", f64::from(sum) / 1000.0);
                 self.problem(raw.place(), message, "lower some; those that are not written have their default");
             }
@@ -199,14 +199,14 @@ impl Checker<'_> {
         Some(whole as u16)
     }
 
-    fn engines(&mut self, raw: &raw::Pool) -> Option<Engines> {
+    fn engines(&mut self, raw: &schema::Pool) -> Option<EngineSource> {
         match (&raw.engines, &raw.dns) {
             (Some(_), Some(dns)) => {
                 self.problem(dns.place(), "a pool has either `engines` or `dns`", "remove one, or make two pools");
                 None
             }
             (Some(list), None) => self.engine_list(list),
-            (None, Some(dns)) => self.dns(dns).map(Engines::Dns),
+            (None, Some(dns)) => self.dns(dns).map(EngineSource::Dns),
             (None, None) => {
                 if raw.is_whole() {
                     self.problem(raw.place(), "the pool has no engines", "add `engines` with a url each, or `dns`");
@@ -216,7 +216,7 @@ impl Checker<'_> {
         }
     }
 
-    fn engine_list(&mut self, list: &[raw::Engine]) -> Option<Engines> {
+    fn engine_list(&mut self, list: &[schema::Engine]) -> Option<EngineSource> {
         let mut first: HashMap<EngineId, u64> = HashMap::new();
         let mut found = Vec::new();
         for at in list.iter().filter_map(|engine| engine.url.as_ref()) {
@@ -229,7 +229,7 @@ impl Checker<'_> {
             first.insert(engine.id(), at.place.line);
             found.push(engine);
         }
-        Some(Engines::Static(found))
+        Some(EngineSource::Static(found))
     }
 
     fn engine(&mut self, at: &Located<String>) -> Option<EngineAddress> {
@@ -250,8 +250,8 @@ impl Checker<'_> {
         }
     }
 
-    fn dns(&mut self, raw: &raw::Dns) -> Option<DnsName> {
-        let refresh = self.time(raw.refresh.as_ref(), Pool::DNS_REFRESH);
+    fn dns(&mut self, raw: &schema::Dns) -> Option<DnsName> {
+        let refresh = self.time(raw.refresh.as_ref(), PoolSettings::DNS_REFRESH);
         let port = self.count(raw.port.as_ref(), 1, 1..=65535) as u16;
         let name = raw.name.as_ref()?;
         if !url::is_host(&name.value) || name.value.starts_with('[') {
@@ -260,11 +260,11 @@ impl Checker<'_> {
             self.problem(&name.place, format!("{} needs no DNS lookup", name.shown()), "name it in `engines`");
         }
         let scheme = raw.scheme.as_ref().map_or(Scheme::Http, |word| word.value.0);
-        let family = raw.family.as_ref().map_or_else(Family::default, |word| word.value.0);
+        let family = raw.family.as_ref().map_or_else(AddressFamily::default, |word| word.value.0);
         Some(DnsName { name: Arc::from(name.value.as_str()), port, scheme, refresh, family })
     }
 
-    fn engine_sort(&mut self, raw: &raw::EngineSort, pool: &mut Pool) {
+    fn engine_sort(&mut self, raw: &schema::EngineSort, pool: &mut PoolSettings) {
         pool.kind = raw.kind.as_ref().map_or(pool.kind, |word| word.value.0);
         pool.engine_priority = raw.priority_scheduling.as_ref().is_some_and(|at| at.value);
         if let Some(at) = raw.priority_scheduling.as_ref().filter(|at| at.value && !pool.kind.knows_priority()) {
@@ -337,12 +337,12 @@ impl Checker<'_> {
         }
     }
 
-    fn health(&mut self, raw: Option<&OrOff<raw::Health>>) -> Option<Health> {
-        let d = Health::default();
+    fn health(&mut self, raw: Option<&OrOff<schema::Health>>) -> Option<HealthCheck> {
+        let d = HealthCheck::default();
         match raw {
             None => Some(d),
             Some(OrOff::Off) => None,
-            Some(OrOff::On(raw)) => Some(Health {
+            Some(OrOff::On(raw)) => Some(HealthCheck {
                 path: self.path(raw.path.as_ref(), d.path),
                 every: self.time(raw.every.as_ref(), d.every),
                 timeout: self.time(raw.timeout.as_ref(), d.timeout),
@@ -350,12 +350,12 @@ impl Checker<'_> {
         }
     }
 
-    fn metrics(&mut self, raw: Option<&OrOff<raw::Metrics>>, kind: EngineKind) -> Option<Scrape> {
-        let d = Scrape::default();
+    fn metrics(&mut self, raw: Option<&OrOff<schema::Metrics>>, kind: EngineKind) -> Option<MetricsScrape> {
+        let d = MetricsScrape::default();
         match raw {
             None => (kind != EngineKind::Generic).then_some(d),
             Some(OrOff::Off) => None,
-            Some(OrOff::On(raw)) => Some(Scrape {
+            Some(OrOff::On(raw)) => Some(MetricsScrape {
                 path: self.path(raw.path.as_ref(), d.path),
                 every: self.time(raw.every.as_ref(), d.every),
                 timeout: self.time(raw.timeout.as_ref(), d.timeout),
@@ -373,7 +373,7 @@ impl Checker<'_> {
         Arc::from(at.value.as_str())
     }
 
-    fn retries(&mut self, raw: Option<&raw::Retries>) -> Retries {
+    fn retries(&mut self, raw: Option<&schema::Retries>) -> Retries {
         let d = Retries::default();
         let Some(raw) = raw else { return d };
         let share = raw.share.as_ref().filter(|at| at.value != 0.0);
@@ -386,7 +386,7 @@ impl Checker<'_> {
         }
     }
 
-    fn breaker(&mut self, raw: Option<&OrOff<raw::Breaker>>) -> Option<BreakerLimits> {
+    fn breaker(&mut self, raw: Option<&OrOff<schema::Breaker>>) -> Option<BreakerLimits> {
         let d = BreakerLimits::default();
         match raw {
             None => Some(d),
@@ -399,7 +399,7 @@ impl Checker<'_> {
         }
     }
 
-    fn cool_down(&mut self, raw: Option<&raw::CoolDown>) -> CoolDown {
+    fn cool_down(&mut self, raw: Option<&schema::CoolDown>) -> CoolDown {
         let d = CoolDown::default();
         let Some(raw) = raw else { return d };
         let found =
@@ -410,7 +410,7 @@ impl Checker<'_> {
         found
     }
 
-    fn inject(&mut self, raw: Option<&raw::Inject>, kind: EngineKind) -> Inject {
+    fn inject(&mut self, raw: Option<&schema::Inject>, kind: EngineKind) -> Inject {
         let d = Inject::default_of(kind);
         let Some(raw) = raw else { return d };
         let usage = raw.usage.as_ref().map_or(d.usage, |at| at.value);

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{Checker, Names};
-use crate::config::raw::{self, Root};
-use crate::config::read::Located;
+use crate::config::schema::{self, Root};
+use crate::config::walk::Located;
 use crate::route::settings::Route;
-use crate::units::{ClassId, Glob, PoolId};
+use crate::types::{ClassId, Glob, PoolId};
 
 impl Checker<'_> {
     pub(super) fn routes(
@@ -30,7 +30,7 @@ impl Checker<'_> {
         routes
     }
 
-    fn route(&mut self, raw: &raw::Route, classes: &Names<'_>, pools: &Names<'_>) -> Route {
+    fn route(&mut self, raw: &schema::Route, classes: &Names<'_>, pools: &Names<'_>) -> Route {
         let list = raw.class.as_ref().map(|list| &list.0);
         let classes = list.map(|list| {
             self.unique("class of this route", list);
@@ -52,7 +52,7 @@ impl Checker<'_> {
     /// Every pattern of a route must match something that no earlier route takes.
     fn is_reached(
         &mut self,
-        raw: &raw::Route,
+        raw: &schema::Route,
         route: &Route,
         earlier: &[Route],
         classes: &Names<'_>,

@@ -4,9 +4,9 @@ use http::{HeaderName, HeaderValue};
 
 use super::{Checker, Names, is_not_a};
 use crate::classify::{CapTest, HeaderTest, TokenRange, When};
-use crate::config::raw::{self, Root};
-use crate::config::read::{ConfigBlock, Located};
-use crate::units::{ClassId, Glob, TenantId, Tokens};
+use crate::config::schema::{self, Root};
+use crate::config::walk::{ConfigBlock, Located};
+use crate::types::{ClassId, Glob, TenantId, Tokens};
 
 impl Checker<'_> {
     pub(super) fn rules(&mut self, root: &Root, classes: &Names<'_>) -> Vec<(ClassId, When)> {
@@ -30,7 +30,7 @@ impl Checker<'_> {
         rules
     }
 
-    fn when(&mut self, root: &Root, raw: &raw::When) -> When {
+    fn when(&mut self, root: &Root, raw: &schema::When) -> When {
         let paths = raw.path.as_ref().map(|list| {
             let found = list.0.iter().filter_map(|at| self.endpoint(at, |_| true));
             found.map(|endpoint| endpoint.path()).collect()
@@ -64,7 +64,7 @@ impl Checker<'_> {
         list.iter().filter_map(|at| self.known(Some(at), &names)).map(TenantId::from).collect()
     }
 
-    fn header(&mut self, name: &Located<String>, test: &raw::HeaderCondition) -> Option<(HeaderName, HeaderTest)> {
+    fn header(&mut self, name: &Located<String>, test: &schema::HeaderCondition) -> Option<(HeaderName, HeaderTest)> {
         let Ok(header) = HeaderName::try_from(name.value.as_str()) else {
             self.problem(&name.place, is_not_a(name, "a header name"), "use letters, digits and -");
             return None;
@@ -75,15 +75,15 @@ impl Checker<'_> {
             return None;
         }
         let texts: Vec<&Located<String>> = match test {
-            raw::HeaderCondition::Is(values) => values.0.iter().collect(),
-            raw::HeaderCondition::Shape(shape) => shape.prefix.iter().collect(),
+            schema::HeaderCondition::Is(values) => values.0.iter().collect(),
+            schema::HeaderCondition::Shape(shape) => shape.prefix.iter().collect(),
         };
         for at in texts.into_iter().filter(|at| HeaderValue::from_bytes(at.value.as_bytes()).is_err()) {
             self.problem(&at.place, "not a valid header value", "remove its control characters");
         }
         let test = match test {
-            raw::HeaderCondition::Is(values) => HeaderTest::Is(values.0.iter().map(|at| at.value.clone()).collect()),
-            raw::HeaderCondition::Shape(shape) => match (&shape.prefix, &shape.present) {
+            schema::HeaderCondition::Is(values) => HeaderTest::Is(values.0.iter().map(|at| at.value.clone()).collect()),
+            schema::HeaderCondition::Shape(shape) => match (&shape.prefix, &shape.present) {
                 (Some(prefix), None) => HeaderTest::Prefix(prefix.value.clone()),
                 (None, Some(present)) => HeaderTest::Present(present.value),
                 (None, None) | (Some(_), Some(_)) => {
@@ -98,7 +98,7 @@ impl Checker<'_> {
         Some((header, test))
     }
 
-    fn cap(&mut self, raw: &raw::Cap) -> Option<CapTest> {
+    fn cap(&mut self, raw: &schema::Cap) -> Option<CapTest> {
         let has_range = raw.written().iter().any(|key| *key != "stated");
         match &raw.stated {
             Some(at) if !at.value => {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Checker;
-use crate::config::raw::Root;
+use crate::config::schema::Root;
 use crate::record::settings::SloStateSettings;
 
 /// More often would only wear the disk out.

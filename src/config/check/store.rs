@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::Checker;
-use crate::admit::shared::settings::{Address, LimitsStore, Redis};
-use crate::config::raw::{self, LimitsStoreKind, Root};
-use crate::config::read::ConfigBlock;
+use crate::admit::redis::settings::{LimitsStore, Redis, RedisAddress};
+use crate::config::schema::{self, LimitsStoreKind, Root};
+use crate::config::walk::ConfigBlock;
 
 /// Longest sensible time limit, because a request waits for the store before its engine.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ impl Checker<'_> {
         redis.map_or(LimitsStore::Memory, |redis| LimitsStore::Redis(Box::new(redis)))
     }
 
-    fn redis(&mut self, raw: &raw::Redis) -> Option<Redis> {
+    fn redis(&mut self, raw: &schema::Redis) -> Option<Redis> {
         let defaults = (Redis::TIMEOUT, Redis::KEY_PREFIX.to_owned());
         let timeout = self.time(raw.timeout.as_ref(), defaults.0);
         if let Some(at) = raw.timeout.as_ref().filter(|at| at.value > LONGEST_TIMEOUT) {
@@ -33,7 +33,7 @@ impl Checker<'_> {
         }
         let password = raw.password_file.as_ref().map(|at| self.secret_file(at));
         let url = raw.url.as_ref()?;
-        let address = match Address::read(&url.value) {
+        let address = match RedisAddress::read(&url.value) {
             Ok(address) => address,
             Err(bad) => {
                 // Without its text, which may contain a password.

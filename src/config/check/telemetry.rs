@@ -7,9 +7,9 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use http::{HeaderName, HeaderValue};
 
 use super::{Checker, shown};
-use crate::config::raw::{self, Root};
-use crate::config::read::{ConfigBlock, Located};
+use crate::config::schema::{self, Root};
 use crate::config::url::engine_address;
+use crate::config::walk::{ConfigBlock, Located};
 use crate::record::journal::HashKey;
 use crate::record::settings::{JournalSettings, OtlpSettings};
 use crate::record::trace::Sampling;
@@ -26,7 +26,7 @@ const TRACES: &str = "/v1/traces";
 
 impl Checker<'_> {
     pub(super) fn otlp(&mut self, root: &Root) -> Option<OtlpSettings> {
-        let raw: &raw::Otlp = root.telemetry.as_ref()?.otlp.as_ref()?;
+        let raw: &schema::Otlp = root.telemetry.as_ref()?.otlp.as_ref()?;
         let headers = raw.headers_file.as_ref().map(|at| self.headers(at)).unwrap_or_default();
         let roots = raw.ca_file.as_ref().and_then(|at| self.roots(at));
         let sampling = Sampling {
@@ -95,7 +95,7 @@ impl Checker<'_> {
     }
 
     pub(super) fn journal(&mut self, root: &Root) -> Option<JournalSettings> {
-        let raw: &raw::Journal = root.telemetry.as_ref()?.journal.as_ref()?;
+        let raw: &schema::Journal = root.telemetry.as_ref()?.journal.as_ref()?;
         let path = raw.path.as_ref()?;
         let place = self.surroundings.place(Path::new(&path.value));
         let d = JournalSettings::at(place);

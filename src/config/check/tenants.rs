@@ -7,12 +7,12 @@ use std::sync::Arc;
 use super::{Checker, Names};
 use crate::admit::limit::settings::{Allowance, Limits, OverLimit, Rate};
 use crate::config::problem::Location;
-use crate::config::raw::{self, Root};
-use crate::config::read::{ConfigBlock, Located};
+use crate::config::schema::{self, Root};
+use crate::config::walk::{ConfigBlock, Located};
 use crate::config::{ClassSettings, TenantSettings};
 use crate::identify::{Identity, KeyHash, Keyring};
-use crate::route::settings::{Concurrency, Pool, Route};
-use crate::units::{ClassId, Glob, TenantId};
+use crate::route::settings::{Concurrency, PoolSettings, Route};
+use crate::types::{ClassId, Glob, TenantId};
 
 /// A key with its position and label.
 struct Found {
@@ -71,7 +71,7 @@ impl Checker<'_> {
         root: &Root,
         tenants: &[TenantSettings],
         classes: &[Arc<ClassSettings>],
-        pools: &[Arc<Pool>],
+        pools: &[Arc<PoolSettings>],
         routes: &[Route],
     ) {
         for raw in root.tenants.iter().flat_map(|all| all.iter()) {
@@ -81,11 +81,11 @@ impl Checker<'_> {
                 continue;
             }
             let own = |class: &&Arc<ClassSettings>| tenant.classes.as_ref().is_none_or(|own| own.contains(&class.id));
-            let leads = |pool: &Pool, class: &ClassSettings| {
+            let leads = |pool: &PoolSettings, class: &ClassSettings| {
                 routes.iter().any(|route| route.serves(&class.id) && route.pools.contains(&pool.id))
             };
-            let reached = |pool: &&Arc<Pool>| classes.iter().filter(own).any(|class| leads(pool, class));
-            let orders = |pool: &Arc<Pool>| pool.concurrency != Concurrency::Unlimited || pool.engine_priority;
+            let reached = |pool: &&Arc<PoolSettings>| classes.iter().filter(own).any(|class| leads(pool, class));
+            let orders = |pool: &Arc<PoolSettings>| pool.concurrency != Concurrency::Unlimited || pool.engine_priority;
             if !pools.iter().filter(reached).any(orders) {
                 let message = "nothing waits for the pools of this tenant: what is beyond its limits runs at once";
                 self.note(&at.place, message, "give one `max_concurrency_per_engine`, or write `reject`");
@@ -93,7 +93,7 @@ impl Checker<'_> {
         }
     }
 
-    fn limits(&mut self, root: &Root, raw: &raw::Limits) -> Limits {
+    fn limits(&mut self, root: &Root, raw: &schema::Limits) -> Limits {
         let mut limits = Limits { whole: self.allowance(&raw.limit_keys()), models: BTreeMap::new() };
         for (name, allowance) in raw.models.iter().flat_map(|models| &models.0) {
             self.limited_model(root, name);
@@ -106,7 +106,7 @@ impl Checker<'_> {
     }
 
     /// Whole numbers only: a rate of nothing would never let anything pass.
-    fn allowance(&mut self, raw: &raw::LimitKeys<'_>) -> Allowance {
+    fn allowance(&mut self, raw: &schema::LimitKeys<'_>) -> Allowance {
         let concurrent = raw.concurrent.as_ref().map(|at| self.count(Some(at), 1, 1..=Rate::MOST));
         Allowance {
             tokens: self.rate("tokens", &raw.tokens),
@@ -155,7 +155,7 @@ impl Checker<'_> {
         }
     }
 
-    fn keys(&mut self, raw: &raw::Tenant) -> Vec<Found> {
+    fn keys(&mut self, raw: &schema::Tenant) -> Vec<Found> {
         let mut found = Vec::new();
         for key in raw.keys.iter().flat_map(|keys| keys.iter()) {
             let Some(at) = &key.blake3 else { continue };
@@ -179,7 +179,7 @@ impl Checker<'_> {
     }
 
     /// One hash per line, followed by an optional label; `#` starts a comment.
-    fn keys_file(&mut self, raw: &raw::Tenant) -> Vec<Found> {
+    fn keys_file(&mut self, raw: &schema::Tenant) -> Vec<Found> {
         let Some(at) = &raw.keys_file else { return Vec::new() };
         let Some(bytes) = self.file(at) else { return Vec::new() };
         let Ok(text) = String::from_utf8(bytes) else {

@@ -2,7 +2,7 @@
 //! overload.
 
 use super::{JudgedCount, PRESSURE};
-use crate::units::Tick;
+use crate::types::Tick;
 
 const SLOTS: usize = 12;
 /// Tenants distinguished per slot; further ones are counted together.

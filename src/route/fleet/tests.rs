@@ -5,8 +5,10 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::route::settings::{Balance, BreakerLimits, Concurrency, DnsName, Engines, Family, Retries, Scheme};
-use crate::route::view::{EngineState, EngineView};
+use crate::route::settings::{
+    AddressFamily, Balance, BreakerLimits, Concurrency, DnsName, EngineSource, Retries, Scheme,
+};
+use crate::route::status::{EngineState, EngineView};
 
 const LATER: Tick = Tick::from_millis(1 << 40);
 
@@ -14,8 +16,8 @@ pub(super) fn address(name: &str) -> EngineAddress {
     EngineAddress { scheme: Scheme::Http, host: name.into(), port: 1, base: "".into(), name: None }
 }
 
-pub(super) fn pool(names: &[&str]) -> Pool {
-    Pool::with_defaults("p".into(), Engines::Static(names.iter().map(|name| address(name)).collect()))
+pub(super) fn pool(names: &[&str]) -> PoolSettings {
+    PoolSettings::with_defaults("p".into(), EngineSource::Static(names.iter().map(|name| address(name)).collect()))
 }
 
 fn id() -> PoolId {
@@ -30,19 +32,19 @@ pub(super) fn ms(millis: u64) -> Tick {
     Tick::from_millis(millis)
 }
 
-pub(super) fn tokens(prefill: u64, decode: u64) -> Size {
-    Size { prefill: Tokens(prefill), decode: Tokens(decode) }
+pub(super) fn tokens(prefill: u64, decode: u64) -> WorkEstimate {
+    WorkEstimate { prefill: Tokens(prefill), decode: Tokens(decode) }
 }
 
 struct Bench {
     fleet: Fleet,
-    settings: Pool,
+    settings: PoolSettings,
 }
 
 impl Bench {
-    fn new(settings: Pool) -> Self {
+    fn new(settings: PoolSettings) -> Self {
         let fleet = Fleet::new(42);
-        fleet.follow(&[Arc::new(settings.clone())], Tick::ZERO);
+        fleet.apply_settings(&[Arc::new(settings.clone())], Tick::ZERO);
         Bench { fleet, settings }
     }
 
@@ -50,7 +52,7 @@ impl Bench {
         Attempts::new(&self.settings, LATER)
     }
 
-    fn choose(&self, at: Tick) -> Option<Choice> {
+    fn choose(&self, at: Tick) -> Option<PickedEngine> {
         self.fleet.choose(&id(), &mut self.attempts(), tokens(100, 100), at)
     }
 
@@ -58,12 +60,12 @@ impl Bench {
         self.choose(at).map(|choice| choice.engine.to_string())
     }
 
-    fn effect(&self, effect: Effect, at: Tick) {
+    fn effect(&self, effect: EngineEffect, at: Tick) {
         self.fleet.apply(&id(), [effect], TenantKey::default(), at);
     }
 
     fn cool(&self, name: &str, millis: u64, at: Tick) {
-        self.effect(Effect::Cool(engine(name), Duration::from_millis(millis)), at);
+        self.effect(EngineEffect::Cool(engine(name), Duration::from_millis(millis)), at);
     }
 
     fn state(&self, name: &str, at: Tick) -> EngineState {
@@ -72,7 +74,7 @@ impl Bench {
     }
 
     /// Distribution of `count` concurrent requests.
-    fn spread(&self, count: usize, at: Tick) -> (HashMap<String, usize>, Vec<Choice>) {
+    fn spread(&self, count: usize, at: Tick) -> (HashMap<String, usize>, Vec<PickedEngine>) {
         let choices: Vec<_> = (0..count).map(|_| self.choose(at).unwrap()).collect();
         let mut spread = HashMap::new();
         choices.iter().for_each(|choice| *spread.entry(choice.engine.to_string()).or_default() += 1);
@@ -111,7 +113,7 @@ fn a_prompt_that_was_read_is_no_more_work() {
 fn equals_are_parted_by_chance_and_the_chance_is_seeded() {
     let draw = |seed| {
         let fleet = Fleet::new(seed);
-        fleet.follow(&[Arc::new(pool(&["a", "b", "c", "d"]))], Tick::ZERO);
+        fleet.apply_settings(&[Arc::new(pool(&["a", "b", "c", "d"]))], Tick::ZERO);
         let one = |n| fleet.choose(&id(), &mut Attempts::new(&pool(&[]), LATER), tokens(1, 1), ms(n)).unwrap().engine;
         (0..40).map(one).collect::<Vec<_>>()
     };
@@ -123,7 +125,7 @@ fn equals_are_parted_by_chance_and_the_chance_is_seeded() {
 
 #[test]
 fn round_robin_asks_whoever_was_not_asked_longest() {
-    let bench = Bench::new(Pool { balance: Balance::RoundRobin, ..pool(&["a", "b", "c"]) });
+    let bench = Bench::new(PoolSettings { balance: Balance::RoundRobin, ..pool(&["a", "b", "c"]) });
     let order: Vec<_> = (0..9).map(|n| bench.name(ms(n)).unwrap()).collect();
     assert_eq!(order[0..3], order[3..6]);
     assert_eq!(order[0..3], order[6..9]);
@@ -133,10 +135,10 @@ fn round_robin_asks_whoever_was_not_asked_longest() {
 #[test]
 fn what_others_send_to_an_engine_is_seen_in_its_report() {
     let bench = Bench::new(pool(&["a", "b"]));
-    let report = Report { waiting: Some(0.0), running: Some(8.0), kv_usage: Some(0.1), asleep: false };
+    let report = EngineMetrics { waiting: Some(0.0), running: Some(8.0), kv_usage: Some(0.1), asleep: false };
     bench.fleet.reported(&id(), &engine("a"), report, ms(0));
     assert_eq!(bench.name(ms(1)).unwrap(), "b:1", "those that run are a little of each step");
-    bench.fleet.reported(&id(), &engine("a"), Report { waiting: Some(2.0), ..report }, ms(1));
+    bench.fleet.reported(&id(), &engine("a"), EngineMetrics { waiting: Some(2.0), ..report }, ms(1));
     let (spread, held) = bench.spread(8, ms(2));
     assert_eq!(spread["b:1"], 8, "those that wait there have whole prompts ahead of ours");
     drop(held);
@@ -151,7 +153,7 @@ fn our_own_requests_in_a_report_are_not_counted_twice() {
     let (_, _held) = bench.spread(8, ms(0));
     for name in ["a", "b"] {
         let running = if name == "a" { 4.0 } else { 5.0 };
-        let report = Report { running: Some(running), ..Report::default() };
+        let report = EngineMetrics { running: Some(running), ..EngineMetrics::default() };
         bench.fleet.reported(&id(), &engine(name), report, ms(1));
     }
     assert_eq!(bench.name(ms(2)).unwrap(), "a:1", "one of b's five is foreign");
@@ -160,7 +162,12 @@ fn our_own_requests_in_a_report_are_not_counted_twice() {
 #[test]
 fn a_nearly_full_cache_makes_an_engine_less_wanted() {
     let bench = Bench::new(pool(&["a", "b"]));
-    bench.fleet.reported(&id(), &engine("a"), Report { kv_usage: Some(0.99), ..Report::default() }, ms(0));
+    bench.fleet.reported(
+        &id(),
+        &engine("a"),
+        EngineMetrics { kv_usage: Some(0.99), ..EngineMetrics::default() },
+        ms(0),
+    );
     let (spread, _held) = bench.spread(9, ms(1));
     assert!(spread["b:1"] > spread["a:1"], "{spread:?}");
 }
@@ -218,8 +225,8 @@ fn an_absurd_output_cap_neither_blinds_the_choice_nor_breaks_the_books() {
     assert_eq!(bench.name(ms(3)).unwrap(), engine(other).to_string(), "the idle one, by 200 tokens");
 }
 
-fn capped(names: &[&str], most: u32) -> Pool {
-    Pool { concurrency: Concurrency::Fixed(NonZeroU32::new(most).unwrap()), ..pool(names) }
+fn capped(names: &[&str], most: u32) -> PoolSettings {
+    PoolSettings { concurrency: Concurrency::Fixed(NonZeroU32::new(most).unwrap()), ..pool(names) }
 }
 
 #[test]
@@ -237,7 +244,7 @@ fn a_full_engine_stands_behind_the_others_and_before_a_cooling_one() {
 
 #[test]
 fn a_full_engine_stands_behind_the_others_in_turn_too() {
-    let bench = Bench::new(Pool { balance: Balance::RoundRobin, ..capped(&["a", "b"], 1) });
+    let bench = Bench::new(PoolSettings { balance: Balance::RoundRobin, ..capped(&["a", "b"], 1) });
     let a = bench.choose(ms(0)).unwrap();
     let b = bench.choose(ms(0)).unwrap();
     drop(b);
@@ -257,18 +264,18 @@ fn the_seats_of_a_pool_are_those_of_the_engines_that_take_requests() {
     bench.cool("a", 1_000, ms(1));
     assert_eq!(seats(2), 16);
     assert!(changes() > before);
-    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(2));
+    let _ = bench.fleet.checked(&id(), &engine("b"), ProbeResult::Refused, ms(2));
     assert_eq!(seats(2), 8);
     assert_eq!(seats(1_001), 16, "it cooled down");
     for name in ["a", "c"] {
-        let _ = bench.fleet.checked(&id(), &engine(name), Checked::Refused, ms(2_000));
+        let _ = bench.fleet.checked(&id(), &engine(name), ProbeResult::Refused, ms(2_000));
     }
     assert_eq!(seats(2_000), 1, "somebody must find out that nobody is there");
-    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Well, ms(3_000));
+    let _ = bench.fleet.checked(&id(), &engine("a"), ProbeResult::Healthy, ms(3_000));
     assert_eq!(seats(3_000), 1, "a tenth at first");
     assert_eq!(seats(8_000), 4);
     assert_eq!(seats(13_000), 8, "warm");
-    bench.fleet.follow(&[Arc::new(pool(&["a"]))], ms(14_000));
+    bench.fleet.apply_settings(&[Arc::new(pool(&["a"]))], ms(14_000));
     assert_eq!(bench.fleet.seats(&id(), ms(14_000)), None);
     assert_eq!(bench.fleet.seats(&"unknown".into(), ms(14_000)), None);
 }
@@ -276,7 +283,7 @@ fn the_seats_of_a_pool_are_those_of_the_engines_that_take_requests() {
 #[test]
 fn an_engine_that_joins_others_starts_slowly() {
     let bench = Bench::new(capped(&["a"], 8));
-    bench.fleet.follow(&[Arc::new(capped(&["a", "b"], 8))], ms(1_000));
+    bench.fleet.apply_settings(&[Arc::new(capped(&["a", "b"], 8))], ms(1_000));
     let seats = [1_000, 6_000, 11_000].map(|at| bench.fleet.seats(&id(), ms(at)).unwrap());
     assert_eq!(seats, [9, 12, 16], "a tenth at first, all after ten seconds");
 }
@@ -285,12 +292,12 @@ fn an_engine_that_joins_others_starts_slowly() {
 fn gateways_share_seats() {
     let bench = Bench::new(pool(&[]));
     bench.fleet.share_among(NonZeroU32::new(3).unwrap());
-    bench.fleet.follow(&[Arc::new(capped(&["a", "b"], 4))], ms(0));
+    bench.fleet.apply_settings(&[Arc::new(capped(&["a", "b"], 4))], ms(0));
     assert_eq!(bench.fleet.seats(&id(), ms(20_000)), Some(2), "8 / 3");
     let (spread, _held) = bench.spread(4, ms(20_000));
     assert_eq!(spread["a:1"], 2, "4 / 3 each, rounded up: all seats have an engine");
     bench.fleet.share_among(NonZeroU32::new(100).unwrap());
-    bench.fleet.follow(&[Arc::new(capped(&["a", "b"], 4))], ms(20_000));
+    bench.fleet.apply_settings(&[Arc::new(capped(&["a", "b"], 4))], ms(20_000));
     assert_eq!(bench.fleet.seats(&id(), ms(20_000)), Some(1));
 }
 
@@ -300,7 +307,7 @@ fn seats_that_each_gateway_finds_out_by_itself_are_not_shared_again() {
     settings.concurrency = Concurrency::Auto;
     let fleet = Fleet::new(42);
     fleet.share_among(NonZeroU32::new(4).unwrap());
-    fleet.follow(&[Arc::new(settings)], Tick::ZERO);
+    fleet.apply_settings(&[Arc::new(settings)], Tick::ZERO);
     assert_eq!(fleet.seats(&id(), Tick::ZERO), Some(64), "the first figure of each gateway");
 }
 
@@ -309,7 +316,7 @@ fn an_open_breaker_takes_nothing_and_then_one_request() {
     let bench = Bench::new(pool(&["a"]));
     for n in 0..5 {
         assert!(bench.choose(ms(n)).is_some());
-        bench.effect(Effect::Fault(engine("a")), ms(n));
+        bench.effect(EngineEffect::Fault(engine("a")), ms(n));
     }
     assert!(bench.choose(ms(5_003)).is_none());
     assert_eq!(bench.state("a", ms(5_003)), EngineState::BreakerOpen);
@@ -317,7 +324,7 @@ fn an_open_breaker_takes_nothing_and_then_one_request() {
     assert!(bench.choose(ms(5_004)).is_none(), "one request tries, alone");
     drop(trying);
     let trying = bench.choose(ms(5_005)).expect("the first one ended without a result");
-    bench.effect(Effect::Well(engine("a")), ms(5_006));
+    bench.effect(EngineEffect::Well(engine("a")), ms(5_006));
     drop(trying);
     assert_eq!(bench.spread(3, ms(5_007)).0["a:1"], 3);
 }
@@ -326,19 +333,19 @@ fn an_open_breaker_takes_nothing_and_then_one_request() {
 #[test]
 fn where_breakers_are_all_that_holds_engines_back_requests_pass_them_in_the_usual_order() {
     let limits = BreakerLimits { faults: 1, ..BreakerLimits::default() };
-    let bench = Bench::new(Pool { breaker: Some(limits), ..capped(&["a", "b", "c"], 4) });
+    let bench = Bench::new(PoolSettings { breaker: Some(limits), ..capped(&["a", "b", "c"], 4) });
     let pass = |at| {
         let mut attempts = bench.attempts();
         attempts.pass_breakers();
         bench.fleet.choose(&id(), &mut attempts, tokens(100, 100), at)
     };
-    let _ = bench.fleet.checked(&id(), &engine("c"), Checked::Refused, ms(0));
-    bench.effect(Effect::Fault(engine("b")), ms(1));
+    let _ = bench.fleet.checked(&id(), &engine("c"), ProbeResult::Refused, ms(0));
+    bench.effect(EngineEffect::Fault(engine("b")), ms(1));
     let held: Vec<_> = (0..3).map(|_| pass(ms(2)).unwrap()).collect();
     assert!(held.iter().all(|choice| choice.engine == engine("a")), "there is another one");
     assert_eq!(bench.fleet.seats(&id(), ms(2)), Some(4));
     drop(held);
-    bench.effect(Effect::Fault(engine("a")), ms(3));
+    bench.effect(EngineEffect::Fault(engine("a")), ms(3));
     assert!(bench.choose(ms(4)).is_none());
     assert_eq!(bench.fleet.seats(&id(), ms(4)), Some(8), "their seats are worth what they were");
     let held: Vec<_> = (0..6).map(|n| pass(ms(4 + n)).unwrap()).collect();
@@ -346,8 +353,8 @@ fn where_breakers_are_all_that_holds_engines_back_requests_pass_them_in_the_usua
     assert_eq!((at("a"), at("b"), at("c")), (3, 3, 0), "by work, and never to one that is down");
     assert_eq!(bench.state("a", ms(10)), EngineState::BreakerOpen);
     // Another fault changes nothing; a success closes the breaker, and all requests go there.
-    bench.effect(Effect::Fault(engine("b")), ms(11));
-    bench.effect(Effect::Well(engine("a")), ms(12));
+    bench.effect(EngineEffect::Fault(engine("b")), ms(11));
+    bench.effect(EngineEffect::Well(engine("a")), ms(12));
     drop(held);
     assert_eq!(bench.spread(4, ms(13)).0["a:1"], 4);
     assert_eq!(bench.state("b", ms(13)), EngineState::BreakerOpen);
@@ -356,15 +363,15 @@ fn where_breakers_are_all_that_holds_engines_back_requests_pass_them_in_the_usua
 #[test]
 fn a_retry_of_a_request_that_passes_breakers_passes_them_too() {
     let limits = BreakerLimits { faults: 1, ..BreakerLimits::default() };
-    let bench = Bench::new(Pool { breaker: Some(limits), ..pool(&["a", "b"]) });
-    let _ = ["a", "b"].map(|name| bench.effect(Effect::Fault(engine(name)), ms(0)));
+    let bench = Bench::new(PoolSettings { breaker: Some(limits), ..pool(&["a", "b"]) });
+    let _ = ["a", "b"].map(|name| bench.effect(EngineEffect::Fault(engine(name)), ms(0)));
     let mut attempts = bench.attempts();
     attempts.pass_breakers();
     let mut tried = Vec::new();
-    for (millis, next) in [(1, Next::Another), (2, Next::GiveUp)] {
+    for (millis, next) in [(1, RetryDecision::Another), (2, RetryDecision::GiveUp)] {
         let choice = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(millis)).unwrap();
         tried.push(choice.engine.clone());
-        assert_eq!(bench.fleet.failed(&id(), &mut attempts, Happened::Broken, ms(millis)), next);
+        assert_eq!(bench.fleet.failed(&id(), &mut attempts, AttemptOutcome::Broken, ms(millis)), next);
     }
     tried.sort();
     assert_eq!(tried, [engine("a"), engine("b")]);
@@ -378,10 +385,10 @@ fn a_request_goes_to_engines_that_list_its_model_where_any_does() {
     };
     list("a", &["m"]);
     list("b", &["m", "lora"]);
-    let yard = bench.fleet.yard(&id()).unwrap();
+    let live_pool = bench.fleet.live_pool(&id()).unwrap();
     let asked = |model: &str, at: Tick| {
         let mut attempts = bench.attempts();
-        attempts.keep_off(yard.engines_without(model));
+        attempts.keep_off(live_pool.engines_without(model));
         let choice = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), at);
         (choice.map(|choice| choice.engine.to_string()), attempts)
     };
@@ -392,9 +399,9 @@ fn a_request_goes_to_engines_that_list_its_model_where_any_does() {
     let anybody: std::collections::BTreeSet<_> = (0..60).map(|n| asked("unlisted", ms(n)).0).collect();
     assert_eq!(anybody.len(), 3, "nobody lists it");
     let (_, mut attempts) = asked("lora", ms(100));
-    let next = bench.fleet.failed(&id(), &mut attempts, Happened::PushBack { retry_after: None }, ms(101));
-    assert_eq!(next, Next::Relay, "nobody else has it");
-    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(102));
+    let next = bench.fleet.failed(&id(), &mut attempts, AttemptOutcome::PushBack { retry_after: None }, ms(101));
+    assert_eq!(next, RetryDecision::Relay, "nobody else has it");
+    let _ = bench.fleet.checked(&id(), &engine("b"), ProbeResult::Refused, ms(102));
     assert_eq!(asked("lora", ms(103)).0, None, "the others would say that there is no such model");
     list("c", &["lora"]);
     assert_eq!(asked("lora", ms(104)).0.as_deref(), Some("c:1"), "loaded there a moment ago");
@@ -406,47 +413,49 @@ fn a_request_goes_to_engines_that_list_its_model_where_any_does() {
 #[test]
 fn an_attempt_leaves_an_engine_that_departs_where_others_and_the_budget_let_it() {
     let retries = Retries { floor_per_10s: 1, share: 0.0, ..Retries::default() };
-    let bench = Bench::new(Pool { retries, ..pool(&["a", "b"]) });
-    let yard = bench.fleet.yard(&id()).unwrap();
+    let bench = Bench::new(PoolSettings { retries, ..pool(&["a", "b"]) });
+    let live_pool = bench.fleet.live_pool(&id()).unwrap();
     let mut attempts = bench.attempts();
     let choice = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(0)).unwrap();
     let other = if choice.engine == engine("a") { "b" } else { "a" };
-    let _ = bench.fleet.checked(&id(), &engine(other), Checked::Refused, ms(1));
-    assert!(!yard.lets_depart(&attempts, ms(2)), "nobody else is there");
-    let _ = bench.fleet.checked(&id(), &engine(other), Checked::Well, ms(3));
-    assert!(!yard.lets_depart(&attempts, LATER), "the limit for first tokens has passed");
+    let _ = bench.fleet.checked(&id(), &engine(other), ProbeResult::Refused, ms(1));
+    assert!(!live_pool.lets_depart(&attempts, ms(2)), "nobody else is there");
+    let _ = bench.fleet.checked(&id(), &engine(other), ProbeResult::Healthy, ms(3));
+    assert!(!live_pool.lets_depart(&attempts, LATER), "the limit for first tokens has passed");
     let mut out = attempts.clone();
     out.commit();
-    assert!(!yard.lets_depart(&out, ms(4)), "the client has been sent something");
-    assert!(yard.lets_depart(&attempts, ms(4)));
-    assert!(!yard.lets_depart(&attempts, ms(5)), "the budget is spent");
+    assert!(!live_pool.lets_depart(&out, ms(4)), "the client has been sent something");
+    assert!(live_pool.lets_depart(&attempts, ms(4)));
+    assert!(!live_pool.lets_depart(&attempts, ms(5)), "the budget is spent");
 }
 
 #[test]
 fn a_fault_of_the_request_that_tries_opens_the_breaker_again() {
-    let bench =
-        Bench::new(Pool { breaker: Some(BreakerLimits { faults: 1, ..BreakerLimits::default() }), ..pool(&["a"]) });
-    bench.effect(Effect::Fault(engine("a")), ms(0));
+    let bench = Bench::new(PoolSettings {
+        breaker: Some(BreakerLimits { faults: 1, ..BreakerLimits::default() }),
+        ..pool(&["a"])
+    });
+    bench.effect(EngineEffect::Fault(engine("a")), ms(0));
     let trying = bench.choose(ms(5_000)).unwrap();
     drop(trying);
-    bench.effect(Effect::Fault(engine("a")), ms(5_001));
+    bench.effect(EngineEffect::Fault(engine("a")), ms(5_001));
     assert!(bench.choose(ms(10_000)).is_none());
     assert!(bench.choose(ms(10_001)).is_some());
 }
 
 #[test]
 fn without_a_breaker_faults_take_nobody_out() {
-    let bench = Bench::new(Pool { breaker: None, ..pool(&["a"]) });
-    (0..100).for_each(|n| bench.effect(Effect::Fault(engine("a")), ms(n)));
+    let bench = Bench::new(PoolSettings { breaker: None, ..pool(&["a"]) });
+    (0..100).for_each(|n| bench.effect(EngineEffect::Fault(engine("a")), ms(n)));
     assert!(bench.choose(ms(100)).is_some());
 }
 
 #[test]
 fn an_engine_that_is_down_takes_nothing_and_returns_slowly() {
     let bench = Bench::new(pool(&["a", "b"]));
-    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Refused, ms(0));
+    let _ = bench.fleet.checked(&id(), &engine("a"), ProbeResult::Refused, ms(0));
     assert_eq!(bench.spread(10, ms(1)).0["b:1"], 10);
-    assert_eq!(bench.fleet.checked(&id(), &engine("a"), Checked::Well, ms(1_000)), Some(Change::CameUp));
+    assert_eq!(bench.fleet.checked(&id(), &engine("a"), ProbeResult::Healthy, ms(1_000)), Some(HealthChange::CameUp));
     let share = |at| {
         let (spread, _held) = bench.spread(100, at);
         spread.get("a:1").copied().unwrap_or_default()
@@ -459,10 +468,10 @@ fn an_engine_that_is_down_takes_nothing_and_returns_slowly() {
 #[test]
 fn a_check_that_sees_an_engine_return_ends_the_wait_of_its_breaker() {
     let bench = Bench::new(pool(&["a"]));
-    (0..5).for_each(|n| bench.effect(Effect::Fault(engine("a")), ms(n)));
-    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Refused, ms(10));
+    (0..5).for_each(|n| bench.effect(EngineEffect::Fault(engine("a")), ms(n)));
+    let _ = bench.fleet.checked(&id(), &engine("a"), ProbeResult::Refused, ms(10));
     assert!(bench.choose(ms(20)).is_none());
-    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Well, ms(30));
+    let _ = bench.fleet.checked(&id(), &engine("a"), ProbeResult::Healthy, ms(30));
     assert!(bench.choose(ms(40)).is_some());
 }
 
@@ -470,7 +479,7 @@ fn a_check_that_sees_an_engine_return_ends_the_wait_of_its_breaker() {
 fn all_engines_down_is_no_choice() {
     let bench = Bench::new(pool(&["a", "b"]));
     for name in ["a", "b"] {
-        let _ = bench.fleet.checked(&id(), &engine(name), Checked::Unwell { status: 503 }, ms(0));
+        let _ = bench.fleet.checked(&id(), &engine(name), ProbeResult::Unhealthy { status: 503 }, ms(0));
     }
     assert!(bench.choose(ms(1)).is_none());
     assert!(!bench.fleet.view(ms(1))[0].is_available());
@@ -481,7 +490,7 @@ fn all_engines_down_is_no_choice() {
 fn an_engine_that_left_finishes_what_it_has_and_takes_no_more() {
     let bench = Bench::new(pool(&["a"]));
     let held = bench.choose(ms(0)).unwrap();
-    bench.fleet.follow(&[Arc::new(pool(&["b"]))], ms(1));
+    bench.fleet.apply_settings(&[Arc::new(pool(&["b"]))], ms(1));
     assert_eq!(bench.spread(5, ms(2)).0["b:1"], 5);
     let view = |at| bench.fleet.view(at).remove(0).engines;
     assert_eq!(
@@ -496,7 +505,8 @@ fn an_engine_that_left_finishes_what_it_has_and_takes_no_more() {
 
 #[test]
 fn a_drained_engine_finishes_what_it_has_and_takes_no_more_until_it_is_put_back() {
-    let bench = Bench::new(Pool { concurrency: Concurrency::Fixed(4.try_into().unwrap()), ..pool(&["a", "b"]) });
+    let bench =
+        Bench::new(PoolSettings { concurrency: Concurrency::Fixed(4.try_into().unwrap()), ..pool(&["a", "b"]) });
     let held = bench.fleet.choose(&id(), &mut Attempts::new(&bench.settings, LATER), tokens(9, 9), ms(0)).unwrap();
     let (busy, other) = if held.engine == engine("a") { ("a", "b") } else { ("b", "a") };
     let view = bench.fleet.drain(&id(), &engine(busy), None, false, ms(1)).unwrap();
@@ -517,13 +527,13 @@ fn a_drained_engine_finishes_what_it_has_and_takes_no_more_until_it_is_put_back(
 fn a_drain_survives_reloads_checks_and_an_open_breaker_and_ends_by_itself() {
     let bench = Bench::new(pool(&["a", "b"]));
     bench.fleet.drain(&id(), &engine("a"), Some(Duration::from_secs(60)), false, ms(0)).unwrap();
-    bench.fleet.follow(&[Arc::new(pool(&["b", "a", "c"]))], ms(1));
-    bench.fleet.follow(&[Arc::new(pool(&["b"]))], ms(2));
-    bench.fleet.follow(&[Arc::new(pool(&["a", "b"]))], ms(3));
-    for checked in [Checked::Refused, Checked::Well] {
+    bench.fleet.apply_settings(&[Arc::new(pool(&["b", "a", "c"]))], ms(1));
+    bench.fleet.apply_settings(&[Arc::new(pool(&["b"]))], ms(2));
+    bench.fleet.apply_settings(&[Arc::new(pool(&["a", "b"]))], ms(3));
+    for checked in [ProbeResult::Refused, ProbeResult::Healthy] {
         let _ = bench.fleet.checked(&id(), &engine("a"), checked, ms(4));
     }
-    (0..20).for_each(|_| bench.effect(Effect::Fault(engine("b")), ms(5)));
+    (0..20).for_each(|_| bench.effect(EngineEffect::Fault(engine("b")), ms(5)));
     assert_eq!(bench.state("b", ms(5)), EngineState::BreakerOpen);
     let mut attempts = bench.attempts();
     attempts.pass_breakers();
@@ -540,7 +550,7 @@ fn a_drain_survives_reloads_checks_and_an_open_breaker_and_ends_by_itself() {
 fn the_last_engine_of_a_pool_is_drained_only_on_purpose() {
     let bench = Bench::new(pool(&["a", "b"]));
     let drain = |name: &str, may_empty| bench.fleet.drain(&id(), &engine(name), None, may_empty, ms(1)).map(drop);
-    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(0));
+    let _ = bench.fleet.checked(&id(), &engine("b"), ProbeResult::Refused, ms(0));
     assert_eq!(drain("b", false), Ok(()), "it takes none anyway");
     assert_eq!(drain("a", false), Err(DrainError::LastEngine));
     assert_eq!(drain("a", true), Ok(()));
@@ -549,16 +559,16 @@ fn the_last_engine_of_a_pool_is_drained_only_on_purpose() {
     assert_eq!(drain("c", true), Err(DrainError::UnknownEngine));
     let elsewhere = bench.fleet.drain(&"q".into(), &engine("a"), None, true, ms(1));
     assert_eq!(elsewhere, Err(DrainError::UnknownPool));
-    bench.fleet.follow(&[], ms(3));
+    bench.fleet.apply_settings(&[], ms(3));
     assert_eq!(bench.fleet.put_back(&id(), &engine("a"), ms(4)), Err(DrainError::UnknownPool), "no settings name it");
 }
 
 #[test]
 fn what_is_known_of_an_engine_survives_a_reload() {
     let bench = Bench::new(pool(&["a", "b"]));
-    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Refused, ms(0));
+    let _ = bench.fleet.checked(&id(), &engine("a"), ProbeResult::Refused, ms(0));
     let held = bench.choose(ms(1)).unwrap();
-    bench.fleet.follow(&[Arc::new(pool(&["b", "a", "c"]))], ms(2));
+    bench.fleet.apply_settings(&[Arc::new(pool(&["b", "a", "c"]))], ms(2));
     assert_eq!(bench.state("a", ms(3)), EngineState::Down);
     let views = bench.fleet.view(ms(3)).remove(0).engines;
     assert_eq!(views.iter().map(|view| view.requests).collect::<Vec<_>>(), [0, 1, 0]);
@@ -570,9 +580,9 @@ fn an_engine_that_left_and_came_back_is_the_same_engine_anew() {
     let bench = Bench::new(pool(&["a", "b"]));
     let mut attempts = bench.attempts();
     attempts.begin(engine("a"));
-    bench.effect(Effect::InjectionSwitchedOff(engine("a")), ms(0));
-    bench.fleet.follow(&[Arc::new(pool(&["b"]))], ms(1));
-    bench.fleet.follow(&[Arc::new(pool(&["a", "b"]))], ms(2));
+    bench.effect(EngineEffect::InjectionSwitchedOff(engine("a")), ms(0));
+    bench.fleet.apply_settings(&[Arc::new(pool(&["b"]))], ms(1));
+    bench.fleet.apply_settings(&[Arc::new(pool(&["a", "b"]))], ms(2));
     assert_eq!(bench.state("a", ms(2)), EngineState::Up);
     assert!(!bench.fleet.view(ms(2))[0].engines[0].injection_refused);
 }
@@ -581,7 +591,7 @@ fn an_engine_that_left_and_came_back_is_the_same_engine_anew() {
 fn a_pool_that_went_is_shown_for_ten_minutes_and_no_longer() {
     let bench = Bench::new(pool(&["a"]));
     let held = bench.choose(ms(0)).unwrap();
-    bench.fleet.follow(&[], ms(1));
+    bench.fleet.apply_settings(&[], ms(1));
     let long_after = ms(1) + REMEMBERED;
     assert_eq!(bench.fleet.view(long_after).len(), 1, "it still has a request");
     drop(held);
@@ -593,19 +603,19 @@ fn a_pool_that_went_is_shown_for_ten_minutes_and_no_longer() {
 fn engines_that_report_to_a_pool_that_nobody_asks_pile_nothing_up() {
     let bench = Bench::new(pool(&["a"]));
     for second in 0..1000 {
-        bench.fleet.reported(&id(), &engine("a"), Report::default(), ms(1000 * second));
+        bench.fleet.reported(&id(), &engine("a"), EngineMetrics::default(), ms(1000 * second));
     }
-    let yard = bench.fleet.yard(&id()).unwrap();
-    assert!(yard.inner.lock().wakes.len() < 10);
+    let live_pool = bench.fleet.live_pool(&id()).unwrap();
+    assert!(live_pool.inner.lock().wakes.len() < 10);
 }
 
 #[test]
 fn a_pool_that_settings_no_longer_name_still_serves_requests_that_know_it() {
     let bench = Bench::new(pool(&["a"]));
-    bench.fleet.follow(&[], ms(1));
+    bench.fleet.apply_settings(&[], ms(1));
     assert!(bench.choose(ms(2)).is_some());
     assert!(!bench.fleet.view(ms(2))[0].is_named);
-    bench.fleet.follow(&[], ms(1) + REMEMBERED);
+    bench.fleet.apply_settings(&[], ms(1) + REMEMBERED);
     assert!(bench.fleet.view(ms(2) + REMEMBERED).is_empty());
 }
 
@@ -616,13 +626,13 @@ fn engines_of_a_dns_name_stay_over_a_reload() {
         port: 1,
         scheme: Scheme::Http,
         refresh: Duration::from_secs(5),
-        family: Family::Auto,
+        family: AddressFamily::Auto,
     };
-    let settings = Pool::with_defaults(id(), Engines::Dns(dns));
+    let settings = PoolSettings::with_defaults(id(), EngineSource::Dns(dns));
     let bench = Bench::new(settings.clone());
     assert!(bench.choose(ms(0)).is_none());
     bench.fleet.set_engines(&id(), vec![address("a")], ms(1));
-    bench.fleet.follow(&[Arc::new(settings)], ms(2));
+    bench.fleet.apply_settings(&[Arc::new(settings)], ms(2));
     assert!(bench.choose(ms(3)).is_some());
 }
 
@@ -631,25 +641,25 @@ fn injections_are_learned_per_engine() {
     let bench = Bench::new(pool(&["a"]));
     let choice = || bench.choose(ms(70_000)).unwrap();
     assert!(choice().may_inject && !choice().injection_proven);
-    bench.effect(Effect::InjectionAccepted(engine("a")), ms(10_001));
+    bench.effect(EngineEffect::InjectionAccepted(engine("a")), ms(10_001));
     assert!(choice().injection_proven);
-    bench.effect(Effect::InjectionAccepted(engine("a")), ms(10_000));
+    bench.effect(EngineEffect::InjectionAccepted(engine("a")), ms(10_000));
     assert!(!choice().injection_proven, "a minute ago proves nothing");
-    bench.fleet.answers_coded(&id(), &engine("a"));
+    bench.fleet.mark_compressed(&id(), &engine("a"));
     assert!(!choice().may_inject);
 }
 
 #[test]
 fn what_a_pool_has_served_is_remembered_by_path() {
     let bench = Bench::new(pool(&["a"]));
-    let chat = Endpoint::relayed("/v1/chat/completions").unwrap();
-    let embeddings = Endpoint::relayed("/v1/embeddings").unwrap();
+    let chat = ApiPath::relayed("/v1/chat/completions").unwrap();
+    let embeddings = ApiPath::relayed("/v1/embeddings").unwrap();
     assert!(!bench.fleet.has_served(&id(), chat, "m"));
-    let yard = bench.fleet.yard(&id()).unwrap();
-    yard.note_served(chat, "m");
+    let live_pool = bench.fleet.live_pool(&id()).unwrap();
+    live_pool.note_served(chat, "m");
     assert!(bench.fleet.has_served(&id(), chat, "m"));
     assert!(!bench.fleet.has_served(&id(), embeddings, "m"));
-    (0..10_000).for_each(|n| yard.note_served(chat, &n.to_string()));
+    (0..10_000).for_each(|n| live_pool.note_served(chat, &n.to_string()));
     assert!(!bench.fleet.has_served(&id(), chat, "9999"), "bounded");
 }
 
@@ -660,7 +670,7 @@ fn failing_attempts_walk_through_the_pool() {
     let mut seen = Vec::new();
     while let Some(choice) = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1)) {
         seen.push(choice.engine.to_string());
-        if bench.fleet.failed(&id(), &mut attempts, Happened::ConnectFailed, ms(1)) != Next::Another {
+        if bench.fleet.failed(&id(), &mut attempts, AttemptOutcome::ConnectFailed, ms(1)) != RetryDecision::Another {
             break;
         }
     }
@@ -669,7 +679,7 @@ fn failing_attempts_walk_through_the_pool() {
     let alone = Bench::new(pool(&["a"]));
     let mut attempts = alone.attempts();
     let first = alone.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1));
-    assert_eq!(alone.fleet.failed(&id(), &mut attempts, Happened::Broken, ms(1)), Next::Another);
+    assert_eq!(alone.fleet.failed(&id(), &mut attempts, AttemptOutcome::Broken, ms(1)), RetryDecision::Another);
     assert!(alone.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1)).is_some());
     drop(first);
 }
@@ -677,10 +687,10 @@ fn failing_attempts_walk_through_the_pool() {
 #[test]
 fn with_the_other_engine_down_the_only_one_left_is_asked_again() {
     let bench = Bench::new(pool(&["a", "b"]));
-    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(0));
+    let _ = bench.fleet.checked(&id(), &engine("b"), ProbeResult::Refused, ms(0));
     let mut attempts = bench.attempts();
     let _first = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1)).unwrap();
-    assert_eq!(bench.fleet.failed(&id(), &mut attempts, Happened::Broken, ms(1)), Next::Another);
+    assert_eq!(bench.fleet.failed(&id(), &mut attempts, AttemptOutcome::Broken, ms(1)), RetryDecision::Another);
     let second = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1)).unwrap();
     assert_eq!(second.engine, engine("a"));
 }
@@ -697,8 +707,8 @@ fn teach(bench: &Bench, speeds: &[(&str, u64)], rounds: std::ops::Range<u64>) {
             let mut attempts = bench.attempts();
             held.extend((0..speeds.len()).filter_map(|_| bench.fleet.choose(&id(), &mut attempts, size, at)));
         }
-        let millis = |choice: &Choice| speeds.iter().find(|(name, _)| engine(name) == choice.engine).unwrap().1;
-        let prefill = |choice: &Choice, prompts: u32| {
+        let millis = |choice: &PickedEngine| speeds.iter().find(|(name, _)| engine(name) == choice.engine).unwrap().1;
+        let prefill = |choice: &PickedEngine, prompts: u32| {
             prompts * Duration::from_micros(size.prefill.0 * millis(choice)) + Duration::from_millis(20)
         };
         for (number, choice) in held.iter_mut().enumerate() {
@@ -708,20 +718,25 @@ fn teach(bench: &Bench, speeds: &[(&str, u64)], rounds: std::ops::Range<u64>) {
         for (number, choice) in held.into_iter().enumerate() {
             let (first, last) = (prefill(&choice, number as u32 / speeds.len() as u32 + 1), prefill(&choice, 2));
             let end = last + 50 * Duration::from_millis(millis(&choice)) / 20;
-            let lesson =
-                Lesson { ttft: Some(first), tpot: Some((end - first) / 50), e2e: None, further: 50, cached: None };
-            choice.work.learned(&lesson, at + end);
+            let sample = LatencySample {
+                ttft: Some(first),
+                tpot: Some((end - first) / 50),
+                e2e: None,
+                further: 50,
+                cached: None,
+            };
+            choice.work.learned(&sample, at + end);
         }
     }
 }
 
 fn auto(names: &[&str]) -> Bench {
-    Bench::new(Pool { concurrency: Concurrency::Auto, ..pool(names) })
+    Bench::new(PoolSettings { concurrency: Concurrency::Auto, ..pool(names) })
 }
 
 fn hold(bench: &Bench, ttft: Option<u64>, tpot: Option<u64>) {
     let (ttft, tpot) = (ttft.map(Duration::from_millis), tpot.map(Duration::from_millis));
-    bench.fleet.hold_to(&id(), Promised { ttft, tpot, ..Promised::default() });
+    bench.fleet.set_targets(&id(), PoolTargets { ttft, tpot, ..PoolTargets::default() });
 }
 
 fn seats_of(bench: &Bench, name: &str, at: Tick) -> u32 {
@@ -739,13 +754,13 @@ fn how_much_an_engine_may_have_ahead_follows_its_speed_and_the_strictest_first_t
     let bench = auto(&["a", "b"]);
     let at = ms(10_000_000);
     hold(&bench, Some(1_000), None);
-    assert_eq!(bench.fleet.keep_pace(&id(), at), None, "nothing is known");
+    assert_eq!(bench.fleet.update_pace(&id(), at), None, "nothing is known");
     teach(&bench, &[("a", 160), ("b", 320)], 0..100);
     hold(&bench, None, None);
-    assert_eq!(bench.fleet.keep_pace(&id(), at), None, "nobody is promised anything");
+    assert_eq!(bench.fleet.update_pace(&id(), at), None, "nobody is promised anything");
     let pace = |ttft| {
         hold(&bench, Some(ttft), None);
-        bench.fleet.keep_pace(&id(), at).unwrap()
+        bench.fleet.update_pace(&id(), at).unwrap()
     };
     // 6,250 and 3,125 tokens a second.
     let (strict, lax, strictest) = (pace(1_000), pace(10_000), pace(10));
@@ -758,7 +773,7 @@ fn how_much_an_engine_may_have_ahead_follows_its_speed_and_the_strictest_first_t
     let other = Bench::new(pool(&["a", "b"]));
     teach(&other, &[("a", 160), ("b", 320)], 0..100);
     hold(&other, Some(1_000), Some(50));
-    assert_eq!(other.fleet.keep_pace(&id(), at), None, "nobody waits here");
+    assert_eq!(other.fleet.update_pace(&id(), at), None, "nobody waits here");
 }
 
 #[test]
@@ -768,7 +783,7 @@ fn prompts_come_as_fast_as_the_steps_of_the_engines_leave_time_for_them() {
     let at = ms(2_000_000);
     let per_second = |tpot| {
         hold(&bench, Some(1_000), Some(tpot));
-        bench.fleet.keep_pace(&id(), at).unwrap().per_second
+        bench.fleet.update_pace(&id(), at).unwrap().per_second
     };
     // A step takes 8 ms with one or two sequences; the initial pace is 90 % of the objective.
     let (lax, strict, out_of_reach) = (per_second(1_000), per_second(16), per_second(1));
@@ -776,9 +791,11 @@ fn prompts_come_as_fast_as_the_steps_of_the_engines_leave_time_for_them() {
     assert!(strict < 0.6 * lax && strict > 0.3 * lax, "{strict} of {lax}");
     assert!(out_of_reach > 0.1 * lax, "an engine that cannot keep it alone goes on: {out_of_reach}");
     // An unknown engine counts like the others.
-    bench.fleet.follow(&[Arc::new(Pool { concurrency: Concurrency::Auto, ..pool(&["a", "b", "new"]) })], at);
+    bench
+        .fleet
+        .apply_settings(&[Arc::new(PoolSettings { concurrency: Concurrency::Auto, ..pool(&["a", "b", "new"]) })], at);
     assert!(near(per_second(1_000), 1.5 * lax));
-    bench.fleet.follow(&[Arc::new(Pool { concurrency: Concurrency::Auto, ..pool(&["a"]) })], at);
+    bench.fleet.apply_settings(&[Arc::new(PoolSettings { concurrency: Concurrency::Auto, ..pool(&["a"]) })], at);
     assert!(near(per_second(1_000), 0.5 * lax), "one that left is not asked");
 }
 
@@ -789,15 +806,15 @@ fn outcomes_correct_the_pace_within_bounds() {
     hold(&bench, Some(1_000), Some(40));
     let answer = |tpot: u64, second: u64| {
         let at = ms(2_000_000 + 1_000 * second);
-        let aims = Aims { tpot: Some(Duration::from_millis(40)), ..Aims::NONE };
-        let want = Want { aims, ..tokens(10, 10).into() };
-        let mut choice = bench.fleet.choose(&id(), &mut bench.attempts(), want, at).unwrap();
+        let targets = SloTargets { tpot: Some(Duration::from_millis(40)), ..SloTargets::NONE };
+        let pick = PickRequest { targets, ..tokens(10, 10).into() };
+        let mut choice = bench.fleet.choose(&id(), &mut bench.attempts(), pick, at).unwrap();
         choice.work.first_token(at + Duration::from_millis(10));
         let each = Duration::from_millis(tpot);
         let end = at + 50 * each + Duration::from_millis(10);
         // Judged only; learning of steps is not tested here.
-        choice.work.learned(&Lesson { ttft: None, tpot: Some(each), e2e: None, further: 50, cached: None }, end);
-        bench.fleet.keep_pace(&id(), end).unwrap().per_second
+        choice.work.learned(&LatencySample { ttft: None, tpot: Some(each), e2e: None, further: 50, cached: None }, end);
+        bench.fleet.update_pace(&id(), end).unwrap().per_second
     };
     let first = answer(41, 0);
     let cut = (1..40).map(|n| answer(41, n)).fold(first, f64::min);
@@ -813,17 +830,17 @@ fn seats_are_as_many_as_the_steps_of_each_engine_allow_and_stay_within_the_bound
     teach(&bench, &[("slow", 800), ("quick", 320)], 0..100);
     let at = ms(2_000_000);
     hold(&bench, None, Some(60));
-    let _ = bench.fleet.keep_pace(&id(), at);
+    let _ = bench.fleet.update_pace(&id(), at);
     let (slow, quick) = (seats_of(&bench, "slow", at), seats_of(&bench, "quick", at));
     assert!(slow < quick / 2 && slow >= 5 && quick < 1024, "{slow} {quick}");
     assert_eq!(bench.fleet.seats(&id(), at), Some((slow + quick) as usize));
     hold(&bench, None, None);
-    let _ = bench.fleet.keep_pace(&id(), at);
+    let _ = bench.fleet.update_pace(&id(), at);
     assert_eq!(bench.fleet.seats(&id(), at), Some(2 * 1024), "where nothing is promised nothing is kept back for it");
     let bounds =
         crate::route::settings::SeatBounds { min: NonZeroU32::new(30).unwrap(), max: NonZeroU32::new(40).unwrap() };
-    let bounded = Pool { concurrency: Concurrency::Auto, seat_bounds: bounds, ..pool(&["slow", "quick"]) };
-    bench.fleet.follow(&[Arc::new(bounded)], at);
+    let bounded = PoolSettings { concurrency: Concurrency::Auto, seat_bounds: bounds, ..pool(&["slow", "quick"]) };
+    bench.fleet.apply_settings(&[Arc::new(bounded)], at);
     assert!(bench.fleet.seats(&id(), at).is_some_and(|seats| (60..=80).contains(&seats)));
 }
 
@@ -834,15 +851,15 @@ fn what_a_slower_engine_has_cached_is_no_reason_to_choose_it() {
         teach(&bench, &[("a", 160), ("b", other)], 0..100);
         let at = ms(2_000_000);
         hold(&bench, Some(1_000), Some(60));
-        let _ = bench.fleet.keep_pace(&id(), at);
-        let yard = bench.fleet.yard(&id()).unwrap();
-        let mut inner = yard.inner.lock();
+        let _ = bench.fleet.update_pace(&id(), at);
+        let live_pool = bench.fleet.live_pool(&id()).unwrap();
+        let mut inner = live_pool.inner.lock();
         let blocks: Vec<u64> = (1..=40).collect();
         let place_of = |name| inner.places[&engine(name)];
         let (holder, expected) = (place_of("b"), place_of(expected));
         inner.note_prefix(holder, &blocks, Tokens::ZERO, at);
-        let want = Want::from(tokens(1_000, 100));
-        let best = inner.best_for(&want, &blocks, &[]).unwrap();
+        let pick = PickRequest::from(tokens(1_000, 100));
+        let best = inner.best_for(&pick, &blocks, &[]).unwrap();
         assert_eq!(best, expected, "{other}");
     }
 }
@@ -850,16 +867,20 @@ fn what_a_slower_engine_has_cached_is_no_reason_to_choose_it() {
 #[test]
 fn a_full_cache_takes_seats_and_what_came_in_the_place_of_the_engine_has_them_again() {
     let bench = auto(&["a"]);
-    let report =
-        |usage, waiting| Report { kv_usage: Some(usage), running: Some(20.0), waiting: Some(waiting), asleep: false };
+    let report = |usage, waiting| EngineMetrics {
+        kv_usage: Some(usage),
+        running: Some(20.0),
+        waiting: Some(waiting),
+        asleep: false,
+    };
     // Its running sequences are all ours.
     let held: Vec<_> = (0..20).map(|_| bench.choose(ms(0))).collect();
     bench.fleet.reported(&id(), &engine("a"), report(0.99, 4.0), ms(0));
     assert_eq!(seats_of(&bench, "a", ms(1)), 18);
     bench.fleet.reported(&id(), &engine("a"), report(0.5, 0.0), ms(2));
     assert_eq!(seats_of(&bench, "a", ms(3)), 19);
-    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Refused, ms(4));
-    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Well, ms(5));
+    let _ = bench.fleet.checked(&id(), &engine("a"), ProbeResult::Refused, ms(4));
+    let _ = bench.fleet.checked(&id(), &engine("a"), ProbeResult::Healthy, ms(5));
     assert!(seats_of(&bench, "a", ms(6)) < 18, "it starts slowly");
     assert_eq!(seats_of(&bench, "a", ms(10_006)), 64, "the first figure");
     drop(held);
@@ -870,32 +891,36 @@ fn c106_the_batch_of_a_quiet_moment_takes_no_seats() {
     let bench = auto(&["a", "b"]);
     teach(&bench, &[("a", 320), ("b", 320)], 0..100);
     hold(&bench, Some(1_000), Some(60));
-    let _ = bench.fleet.keep_pace(&id(), ms(2_000_000));
+    let _ = bench.fleet.update_pace(&id(), ms(2_000_000));
     let before = bench.fleet.seats(&id(), ms(2_000_000)).unwrap();
     assert!(before > 100, "{before}");
     // Half an hour with a response every ten seconds; one in thirty stalls and is late.
     for quiet in 0..180 {
         let at = ms(2_000_000 + 10_000 * quiet);
-        let aims = Aims { tpot: Some(Duration::from_millis(60)), ..Aims::NONE };
-        let mut choice =
-            bench.fleet.choose(&id(), &mut bench.attempts(), Want { aims, ..tokens(600, 50).into() }, at).unwrap();
+        let targets = SloTargets { tpot: Some(Duration::from_millis(60)), ..SloTargets::NONE };
+        let mut choice = bench
+            .fleet
+            .choose(&id(), &mut bench.attempts(), PickRequest { targets, ..tokens(600, 50).into() }, at)
+            .unwrap();
         let (ttft, each) = (Duration::from_millis(212), Duration::from_millis(if quiet % 30 == 29 { 90 } else { 16 }));
         choice.work.first_token(at + ttft);
         let end = at + ttft + 50 * each;
-        choice.work.learned(&Lesson { ttft: Some(ttft), tpot: Some(each), e2e: None, further: 50, cached: None }, end);
-        let _ = bench.fleet.keep_pace(&id(), end);
+        choice
+            .work
+            .learned(&LatencySample { ttft: Some(ttft), tpot: Some(each), e2e: None, further: 50, cached: None }, end);
+        let _ = bench.fleet.update_pace(&id(), end);
         let seats = bench.fleet.seats(&id(), end).unwrap();
         assert!(seats * 10 >= before * 7, "{seats} of {before} after {quiet} answers");
     }
 }
 
-fn want(millis: u64) -> Want {
-    let aims = Aims { ttft: Some(Duration::from_millis(millis)), ..Aims::NONE };
-    Want { aims, ..tokens(1_000, 100).into() }
+fn pick(millis: u64) -> PickRequest {
+    let targets = SloTargets { ttft: Some(Duration::from_millis(millis)), ..SloTargets::NONE };
+    PickRequest { targets, ..tokens(1_000, 100).into() }
 }
 
-fn share_of(bench: &Bench, name: &str, want: Want, at: Tick) -> usize {
-    let ask = || bench.fleet.choose(&id(), &mut bench.attempts(), want, at).unwrap();
+fn share_of(bench: &Bench, name: &str, pick: PickRequest, at: Tick) -> usize {
+    let ask = || bench.fleet.choose(&id(), &mut bench.attempts(), pick, at).unwrap();
     (0..1_000).filter(|_| ask().engine == engine(name)).count()
 }
 
@@ -906,13 +931,16 @@ fn a_slow_engine_is_asked_for_less_and_one_of_which_little_is_known_is_as_the_qu
     teach(&bench, &[("slow", 900), ("quick", 300)], 0..50);
     let at = ms(20_000 * 49 + 6_000);
     hold(&bench, Some(60_000), Some(1_000));
-    let _ = bench.fleet.keep_pace(&id(), at);
+    let _ = bench.fleet.update_pace(&id(), at);
     let (spread, held) = bench.spread(80, at);
     assert!((12..=28).contains(&spread["slow:1"]), "about a quarter: {spread:?}");
     drop(held);
-    bench.fleet.follow(&[Arc::new(Pool { concurrency: Concurrency::Auto, ..pool(&["slow", "quick", "new"]) })], at);
+    bench.fleet.apply_settings(
+        &[Arc::new(PoolSettings { concurrency: Concurrency::Auto, ..pool(&["slow", "quick", "new"]) })],
+        at,
+    );
     let at = at + Duration::from_secs(11);
-    let _ = bench.fleet.keep_pace(&id(), at);
+    let _ = bench.fleet.update_pace(&id(), at);
     let (spread, _held) = bench.spread(70, at);
     assert!(spread["new:1"].abs_diff(spread["quick:1"]) <= 1, "{spread:?}");
     assert!(spread["slow:1"] < spread["new:1"] * 2 / 3, "{spread:?}");
@@ -930,13 +958,13 @@ fn c108_an_engine_that_was_slow_once_is_asked_again_within_two_minutes() {
     let mut of_minutes = [0; 6];
     for request in 0..360 {
         let at = ms(begin + 1_000 * request);
-        let _ = bench.fleet.keep_pace(&id(), at);
+        let _ = bench.fleet.update_pace(&id(), at);
         let mut choice = bench.fleet.choose(&id(), &mut bench.attempts(), tokens(1_000, 50), at).unwrap();
         of_minutes[request as usize / 60] += usize::from(choice.engine == engine("a"));
         let (ttft, each) = (Duration::from_millis(320), Duration::from_millis(15));
         choice.work.first_token(at + ttft);
-        let lesson = Lesson { ttft: Some(ttft), tpot: Some(each), e2e: None, further: 20, cached: None };
-        choice.work.learned(&lesson, at + ttft + 20 * each);
+        let sample = LatencySample { ttft: Some(ttft), tpot: Some(each), e2e: None, further: 20, cached: None };
+        choice.work.learned(&sample, at + ttft + 20 * each);
     }
     assert_eq!(of_minutes[0], 0, "what was learned just now holds: {of_minutes:?}");
     assert!(of_minutes[..3].iter().sum::<usize>() > 0, "{of_minutes:?}");
@@ -949,7 +977,7 @@ fn engines_that_are_equal_within_the_error_of_what_was_learned_share_alike() {
     hold(&bench, Some(60_000), Some(1_000));
     teach(&bench, &[("a", 300), ("b", 340)], 0..50);
     let at = ms(20_000 * 50);
-    let _ = bench.fleet.keep_pace(&id(), at);
+    let _ = bench.fleet.update_pace(&id(), at);
     let slower = share_of(&bench, "b", tokens(1_000, 100).into(), at);
     assert!((400..600).contains(&slower), "{slower}");
 }
@@ -958,10 +986,10 @@ fn engines_that_are_equal_within_the_error_of_what_was_learned_share_alike() {
 fn the_usual_length_of_answers_is_told_by_the_promise_of_their_class() {
     let bench = auto(&["a"]);
     let limit = Duration::from_secs(20);
-    let whole = Want { whole: Some(limit), ..tokens(100, 1_000).into() };
+    let whole = PickRequest { whole: Some(limit), ..tokens(100, 1_000).into() };
     for further in 0..100 {
         let choice = bench.fleet.choose(&id(), &mut bench.attempts(), whole, ms(further)).unwrap();
-        choice.work.learned(&Lesson { further, e2e: Some(limit / 2), ..Lesson::default() }, ms(further));
+        choice.work.learned(&LatencySample { further, e2e: Some(limit / 2), ..LatencySample::default() }, ms(further));
     }
     assert_eq!(bench.fleet.usual_length(&id(), limit), Some(89));
     assert_eq!(bench.fleet.usual_length(&id(), 2 * limit), None);
@@ -983,12 +1011,12 @@ fn what_is_predicted_is_shown_with_its_error() {
 }
 
 fn keyed(names: &[&str]) -> Bench {
-    Bench::new(Pool { balance: Balance::PrefixAffinity, ..pool(names) })
+    Bench::new(PoolSettings { balance: Balance::PrefixAffinity, ..pool(names) })
 }
 
 fn homes(bench: &Bench, keys: u64, at: Tick) -> Vec<EngineId> {
-    let want = |key| Want { key: crate::route::key_of(&[key as u8]), ..tokens(100, 100).into() };
-    let ask = |key| bench.fleet.choose(&id(), &mut bench.attempts(), want(key), at).unwrap().engine;
+    let pick = |key| PickRequest { key: crate::route::key_of(&[key as u8]), ..tokens(100, 100).into() };
+    let ask = |key| bench.fleet.choose(&id(), &mut bench.attempts(), pick(key), at).unwrap().engine;
     (0..keys).map(ask).collect()
 }
 
@@ -999,8 +1027,8 @@ fn a_key_meets_its_own_engine_and_other_gateways_agree() {
     assert_eq!(homes(&bench, 100, ms(1)), first);
     assert_eq!(first.iter().collect::<HashSet<_>>().len(), 4);
     let other = Bench { fleet: Fleet::new(7), settings: bench.settings.clone() };
-    let shuffled = Pool { balance: Balance::PrefixAffinity, ..pool(&["d", "b", "a", "c"]) };
-    other.fleet.follow(&[Arc::new(shuffled)], ms(0));
+    let shuffled = PoolSettings { balance: Balance::PrefixAffinity, ..pool(&["d", "b", "a", "c"]) };
+    other.fleet.apply_settings(&[Arc::new(shuffled)], ms(0));
     assert_eq!(homes(&other, 100, ms(0)), first);
 }
 
@@ -1013,24 +1041,24 @@ fn only_the_keys_of_an_engine_that_cannot_take_them_move() {
         let pairs = first.iter().zip(&now).filter(|(old, new)| old != new);
         pairs.map(|(old, _)| old.clone()).collect::<HashSet<_>>()
     };
-    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(1));
+    let _ = bench.fleet.checked(&id(), &engine("b"), ProbeResult::Refused, ms(1));
     assert_eq!(moved(ms(1)), HashSet::from([engine("b")]));
-    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Well, ms(2));
+    let _ = bench.fleet.checked(&id(), &engine("b"), ProbeResult::Healthy, ms(2));
     bench.cool("c", 1_000, ms(2));
     assert_eq!(moved(ms(3)), HashSet::from([engine("c")]));
     assert_eq!(moved(ms(1_002)), HashSet::new());
-    (0..5).for_each(|n| bench.effect(Effect::Fault(engine("d")), ms(2_000 + n)));
+    (0..5).for_each(|n| bench.effect(EngineEffect::Fault(engine("d")), ms(2_000 + n)));
     assert_eq!(moved(ms(2_010)), HashSet::from([engine("d")]));
 }
 
 #[test]
 fn a_key_that_everybody_asks_for_is_shared_by_as_many_as_it_takes() {
     let bench = keyed(&["a", "b", "c", "d"]);
-    let want = Want { key: 99, ..tokens(100, 100).into() };
+    let pick = PickRequest { key: 99, ..tokens(100, 100).into() };
     let mut held = Vec::new();
     let mut most = HashMap::new();
     for n in 1..=100u32 {
-        let choice = bench.fleet.choose(&id(), &mut bench.attempts(), want, ms(0)).unwrap();
+        let choice = bench.fleet.choose(&id(), &mut bench.attempts(), pick, ms(0)).unwrap();
         let count = most.entry(choice.engine.clone()).or_insert(0u32);
         *count += 1;
         let bound = (1.25 * f64::from(n) / 4.0).ceil().max(4.0);
@@ -1044,9 +1072,9 @@ fn a_key_that_everybody_asks_for_is_shared_by_as_many_as_it_takes() {
 #[test]
 fn a_retry_of_a_key_goes_to_the_next_of_its_order_and_no_key_goes_by_work() {
     let bench = keyed(&["a", "b", "c"]);
-    let want = Want { key: 5, ..tokens(1, 1).into() };
+    let pick = PickRequest { key: 5, ..tokens(1, 1).into() };
     let mut attempts = bench.attempts();
-    let order: Vec<_> = std::iter::from_fn(|| bench.fleet.choose(&id(), &mut attempts, want, ms(0)))
+    let order: Vec<_> = std::iter::from_fn(|| bench.fleet.choose(&id(), &mut attempts, pick, ms(0)))
         .map(|choice| choice.engine)
         .collect();
     assert_eq!(order.iter().collect::<HashSet<_>>().len(), 3);
@@ -1056,16 +1084,16 @@ fn a_retry_of_a_key_goes_to_the_next_of_its_order_and_no_key_goes_by_work() {
 
 #[test]
 fn a_full_engine_and_one_that_warms_up_take_fewer_of_their_keys() {
-    let limited = Pool { balance: Balance::PrefixAffinity, ..capped(&["a", "b"], 2) };
+    let limited = PoolSettings { balance: Balance::PrefixAffinity, ..capped(&["a", "b"], 2) };
     let bench = Bench::new(limited);
-    let want = Want { key: 5, ..tokens(1, 1).into() };
-    let ask = |bench: &Bench, at| bench.fleet.choose(&id(), &mut bench.attempts(), want, at).unwrap();
+    let pick = PickRequest { key: 5, ..tokens(1, 1).into() };
+    let ask = |bench: &Bench, at| bench.fleet.choose(&id(), &mut bench.attempts(), pick, at).unwrap();
     let held: Vec<_> = (0..4).map(|_| ask(&bench, ms(0))).collect();
     assert_eq!(held.iter().filter(|choice| choice.engine == held[0].engine).count(), 2);
     let bench = keyed(&["a", "b"]);
     let home = ask(&bench, ms(0)).engine;
-    let _ = bench.fleet.checked(&id(), &home, Checked::Refused, ms(0));
-    let _ = bench.fleet.checked(&id(), &home, Checked::Well, ms(1));
+    let _ = bench.fleet.checked(&id(), &home, ProbeResult::Refused, ms(0));
+    let _ = bench.fleet.checked(&id(), &home, ProbeResult::Healthy, ms(1));
     let held: Vec<_> = (0..4).map(|_| ask(&bench, ms(2))).collect();
     assert_eq!(held.iter().filter(|choice| choice.engine == home).count(), 1, "a tenth, one at least");
 }
@@ -1114,21 +1142,21 @@ proptest! {
         let settings = |members: u8| {
             let names: Vec<_> = (0..5).filter(|n| members & (1 << n) != 0).map(|n| NAMES[n]).collect();
             let breaker = Some(BreakerLimits { faults: 2, ..BreakerLimits::default() });
-            Pool { breaker, balance: balance.clone(), concurrency, ..pool(&names) }
+            PoolSettings { breaker, balance: balance.clone(), concurrency, ..pool(&names) }
         };
         let bench = Bench::new(settings(31));
         let mut at = ms(0);
-        let mut held: Vec<Choice> = Vec::new();
+        let mut held: Vec<PickedEngine> = Vec::new();
         for act in acts {
             match act {
                 Act::Choose(..) | Act::ChooseFor(..) => {
                     let before = bench.fleet.view(at).remove(0).engines;
-                    let want = match act {
+                    let pick = match act {
                         Act::Choose(prefill, decode) => tokens(prefill, decode).into(),
-                        Act::ChooseFor(key, millis) => Want { key, ..want(millis) },
+                        Act::ChooseFor(key, millis) => PickRequest { key, ..pick(millis) },
                         _ => unreachable!("no other act comes here"),
                     };
-                    let chosen = bench.fleet.choose(&id(), &mut bench.attempts(), want, at);
+                    let chosen = bench.fleet.choose(&id(), &mut bench.attempts(), pick, at);
                     let up = |state| before.iter().any(|view| view.state == state);
                     match &chosen {
                         None => prop_assert!(!up(EngineState::Up) && !up(EngineState::Cooling)),
@@ -1145,20 +1173,20 @@ proptest! {
                 }
                 Act::Learn(n, millis) if n < held.len() => {
                     let took = Duration::from_millis(millis);
-                    let lesson = Lesson { ttft: Some(took), tpot: Some(took / 20), ..Lesson::default() };
-                    held.swap_remove(n).work.learned(&lesson, at);
+                    let sample = LatencySample { ttft: Some(took), tpot: Some(took / 20), ..LatencySample::default() };
+                    held.swap_remove(n).work.learned(&sample, at);
                 }
                 Act::Drop(n) if n < held.len() => drop(held.swap_remove(n)),
                 Act::FirstToken(n) if n < held.len() => held[n].work.first_token(at),
-                Act::Fault(n) => bench.effect(Effect::Fault(engine(NAMES[n])), at),
-                Act::Well(n) => bench.effect(Effect::Well(engine(NAMES[n])), at),
+                Act::Fault(n) => bench.effect(EngineEffect::Fault(engine(NAMES[n])), at),
+                Act::Well(n) => bench.effect(EngineEffect::Well(engine(NAMES[n])), at),
                 Act::Cool(n, millis) => bench.cool(NAMES[n], millis, at),
                 Act::Check(n, well) => {
-                    let checked = if well { Checked::Well } else { Checked::Refused };
+                    let checked = if well { ProbeResult::Healthy } else { ProbeResult::Refused };
                     let _ = bench.fleet.checked(&id(), &engine(NAMES[n]), checked, at);
                 }
                 Act::Sleep(millis) => at = at + Duration::from_millis(millis),
-                Act::Members(members) => bench.fleet.follow(&[Arc::new(settings(members))], at),
+                Act::Members(members) => bench.fleet.apply_settings(&[Arc::new(settings(members))], at),
                 Act::Drop(_) | Act::FirstToken(_) | Act::Learn(..) => {}
             }
             let engines = &bench.fleet.view(at)[0].engines;
@@ -1185,6 +1213,6 @@ fn the_heap_of_planned_looks_stays_small() {
         bench.cool("a", 1_000, ms(n));
         drop(bench.choose(ms(n)));
     }
-    let yard = bench.fleet.yard(&id()).unwrap();
-    assert!(yard.inner.lock().wakes.len() <= 1_002);
+    let live_pool = bench.fleet.live_pool(&id()).unwrap();
+    assert!(live_pool.inner.lock().wakes.len() <= 1_002);
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde::Deserialize;
 
-use super::ask::{Asking, Failed};
+use super::client::{ProbeClient, ProbeFailure};
 use crate::clock::Clock;
 use crate::dial::Dial;
 use crate::route::ModelCard;
-use crate::route::settings::{EngineAddress, EngineKind, Engines, Pool};
-use crate::units::{EngineId, PoolId};
+use crate::route::settings::{EngineAddress, EngineKind, EngineSource, PoolSettings};
+use crate::types::{EngineId, PoolId};
 
 /// Time limit per question.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -74,15 +74,15 @@ impl KeyState {
 }
 
 /// Surveys every engine of these pools concurrently.
-pub async fn survey(pools: &[Arc<Pool>], dial: Arc<dyn Dial>, clock: Clock) -> Vec<Survey> {
-    let asking = Asking { dial, clock };
-    let of_pool = async |pool: &Arc<Pool>| {
+pub async fn survey(pools: &[Arc<PoolSettings>], dial: Arc<dyn Dial>, clock: Clock) -> Vec<Survey> {
+    let client = ProbeClient { dial, clock };
+    let of_pool = async |pool: &Arc<PoolSettings>| {
         let addresses = match &pool.engines {
-            Engines::Static(addresses) => addresses.clone(),
-            Engines::Dns(dns) => {
-                let found = asking.within(TIMEOUT, asking.dial.look_up(&dns.name, dns.port)).await;
+            EngineSource::Static(addresses) => addresses.clone(),
+            EngineSource::Dns(dns) => {
+                let found = client.within(TIMEOUT, client.dial.look_up(&dns.name, dns.port)).await;
                 let found = found.and_then(Result::ok).unwrap_or_default();
-                let found = super::Chosen::default().of(found, pool, dns, false, &asking).await;
+                let found = super::ChosenFamily::default().of(found, pool, dns, false, &client).await;
                 if found.is_empty() {
                     let trouble = format!("the name {} has no address that could be an engine", dns.name);
                     let nobody = Survey::blank(pool, format!("{}:{}", dns.name, dns.port).as_str().into());
@@ -92,8 +92,8 @@ pub async fn survey(pools: &[Arc<Pool>], dial: Arc<dyn Dial>, clock: Clock) -> V
             }
         };
         let of_engine = async |address: &EngineAddress| {
-            let listed = models(&asking, pool, address).await.map(super::names);
-            Survey::of(&asking, pool, address, listed).await
+            let listed = models(&client, pool, address).await.map(super::names);
+            Survey::of(&client, pool, address, listed).await
         };
         join_all(addresses.iter().map(of_engine)).await
     };
@@ -103,14 +103,14 @@ pub async fn survey(pools: &[Arc<Pool>], dial: Arc<dyn Dial>, clock: Clock) -> V
 impl Survey {
     /// Asks one engine for the rest, with the list of models at hand.
     pub(super) async fn of(
-        asking: &Asking,
-        pool: &Pool,
+        client: &ProbeClient,
+        pool: &PoolSettings,
         address: &EngineAddress,
-        listed: Result<Vec<Arc<str>>, Failed>,
+        listed: Result<Vec<Arc<str>>, ProbeFailure>,
     ) -> Self {
-        let (trouble, version) = tokio::join!(trouble(asking, pool, address), version(asking, pool, address));
+        let (trouble, version) = tokio::join!(trouble(client, pool, address), version(client, pool, address));
         let key = match &listed {
-            Err(Failed::Status(status)) if matches!(status.as_u16(), 401 | 403) => KeyState::Refused,
+            Err(ProbeFailure::Status(status)) if matches!(status.as_u16(), 401 | 403) => KeyState::Refused,
             Ok(_) if pool.api_key.is_some() => KeyState::Accepted,
             Ok(_) => KeyState::NotNeeded,
             Err(_) => KeyState::Unknown,
@@ -118,7 +118,7 @@ impl Survey {
         Survey { trouble, version, models: listed.ok(), key, ..Survey::blank(pool, address.id()) }
     }
 
-    fn blank(pool: &Pool, engine: EngineId) -> Self {
+    fn blank(pool: &PoolSettings, engine: EngineId) -> Self {
         let named = EngineKind::ALL.iter().find(|(_, kind)| *kind == pool.kind);
         Survey {
             pool: pool.id.clone(),
@@ -171,12 +171,12 @@ impl Survey {
 }
 
 /// Why engine not usable; without a health check, whether it is reachable.
-async fn trouble(asking: &Asking, pool: &Pool, address: &EngineAddress) -> Option<String> {
+async fn trouble(client: &ProbeClient, pool: &PoolSettings, address: &EngineAddress) -> Option<String> {
     let (path, timeout) = match &pool.health {
         Some(health) => (&*health.path, health.timeout),
         None => ("/v1/models", TIMEOUT),
     };
-    match asking.within(timeout, asking.ask(pool, address, path)).await {
+    match client.within(timeout, client.ask(pool, address, path)).await {
         None => Some(format!("{path} was not answered within {timeout:?}")),
         Some(Err(failed)) => Some(failed.cause(address)),
         Some(Ok(answer)) => {
@@ -188,25 +188,25 @@ async fn trouble(asking: &Asking, pool: &Pool, address: &EngineAddress) -> Optio
 
 /// The models listed by an engine.
 pub(super) async fn models(
-    asking: &Asking,
-    pool: &Pool,
+    client: &ProbeClient,
+    pool: &PoolSettings,
     address: &EngineAddress,
-) -> Result<Vec<(Arc<str>, ModelCard)>, Failed> {
-    let list: ModelList = asking.document((pool, address), "/v1/models", (LONGEST_LIST, TIMEOUT)).await?;
+) -> Result<Vec<(Arc<str>, ModelCard)>, ProbeFailure> {
+    let list: ModelList = client.document((pool, address), "/v1/models", (LONGEST_LIST, TIMEOUT)).await?;
     let models = list.data.into_iter().map(|model| (model.id, model.card));
     let models = models.filter(|(name, _)| !name.is_empty() && name.len() <= LONGEST_NAME);
     Ok(models.take(MOST_MODELS).map(|(name, card)| (Arc::from(name), card)).collect())
 }
 
 /// Where each kind of engine reports its version.
-async fn version(asking: &Asking, pool: &Pool, address: &EngineAddress) -> Option<String> {
+async fn version(client: &ProbeClient, pool: &PoolSettings, address: &EngineAddress) -> Option<String> {
     let path = match pool.kind {
         EngineKind::Vllm => "/version",
         EngineKind::Sglang => "/get_server_info",
         EngineKind::LlamaCpp => "/props",
         EngineKind::Dynamo | EngineKind::Generic => return None,
     };
-    let told: Version = asking.document((pool, address), path, (LONGEST_LIST, TIMEOUT)).await.ok()?;
+    let told: Version = client.document((pool, address), path, (LONGEST_LIST, TIMEOUT)).await.ok()?;
     told.version.or(told.build_info).filter(|version| version.len() <= LONGEST_NAME)
 }
 

@@ -8,9 +8,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use super::*;
 use crate::dial::{PipeDial, PipeListener, Scheme};
-use crate::route::settings::{DnsName, Family, Health};
-use crate::route::{EngineState, EngineView, Size};
-use crate::units::Tick;
+use crate::route::settings::{AddressFamily, DnsName, HealthCheck};
+use crate::route::{EngineState, EngineView, WorkEstimate};
+use crate::types::Tick;
 
 /// Responses by path; other paths are not answered.
 #[derive(Clone, Default)]
@@ -85,10 +85,10 @@ impl Bench {
         self.engines.spawn(script.clone().play(listener));
     }
 
-    fn follow(&self, pool: Pool) {
+    fn apply_settings(&self, pool: PoolSettings) {
         let pools = [Arc::new(pool)];
-        self.fleet.follow(&pools, self.clock.now());
-        self.probes.follow(&pools);
+        self.fleet.apply_settings(&pools, self.clock.now());
+        self.probes.apply_settings(&pools);
     }
 
     async fn until(&self, seconds: f64) {
@@ -108,29 +108,29 @@ impl Bench {
     }
 }
 
-fn pool() -> Pool {
+fn pool() -> PoolSettings {
     let address =
         EngineAddress { scheme: Scheme::Http, host: "e".into(), port: 8000, base: "/base".into(), name: None };
-    Pool { metrics: None, ..Pool::with_defaults("p".into(), Engines::Static(vec![address])) }
+    PoolSettings { metrics: None, ..PoolSettings::with_defaults("p".into(), EngineSource::Static(vec![address])) }
 }
 
-fn plain_pool() -> Pool {
+fn plain_pool() -> PoolSettings {
     let mut pool = pool();
-    if let Engines::Static(addresses) = &mut pool.engines {
+    if let EngineSource::Static(addresses) = &mut pool.engines {
         addresses[0].base = "".into();
     }
     pool
 }
 
-fn dns_pool() -> Pool {
+fn dns_pool() -> PoolSettings {
     let dns = DnsName {
         name: "svc".into(),
         port: 80,
         scheme: Scheme::Http,
         refresh: Duration::from_secs(5),
-        family: Family::default(),
+        family: AddressFamily::default(),
     };
-    Pool { metrics: None, ..Pool::with_defaults("p".into(), Engines::Dns(dns)) }
+    PoolSettings { metrics: None, ..PoolSettings::with_defaults("p".into(), EngineSource::Dns(dns)) }
 }
 
 #[tokio::test(start_paused = true)]
@@ -140,7 +140,7 @@ async fn a_look_goes_below_the_engines_base_with_the_pools_own_key() {
     script.says("/base/health", 200, "");
     bench.engine("e:8000", &script);
     let headers = vec![("x-extra".parse().unwrap(), HeaderValue::from_static("1"))];
-    bench.follow(Pool { api_key: Some("secret".to_owned().into()), headers, ..pool() });
+    bench.apply_settings(PoolSettings { api_key: Some("secret".to_owned().into()), headers, ..pool() });
     bench.until(1.0).await;
     let head = script.heads()[0].to_lowercase();
     assert!(head.starts_with("get /base/health http/1.1\r\n"), "{head}");
@@ -153,7 +153,7 @@ async fn a_look_goes_below_the_engines_base_with_the_pools_own_key() {
 async fn an_engine_that_refuses_is_down_at_once_and_up_at_its_return() {
     let mut bench = Bench::new();
     let script = Script::well();
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(0.1).await;
     assert_eq!(bench.state(), EngineState::Down);
     bench.engine("e:8000", &script);
@@ -170,7 +170,7 @@ async fn an_engine_that_refuses_is_down_at_once_and_up_at_its_return() {
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_refused_for_an_instant_is_not_out_for_a_whole_interval() {
     let mut bench = Bench::new();
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(0.1).await;
     assert_eq!(bench.state(), EngineState::Down);
     bench.engine("e:8000", &Script::well());
@@ -183,7 +183,7 @@ async fn an_engine_that_only_answers_late_stays_while_requests_succeed() {
     let mut bench = Bench::new();
     let script = Script::well();
     bench.engine("e:8000", &script);
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(1.0).await;
     script.falls_silent();
     let attempts = || super::super::retry::Attempts::new(&plain_pool(), Tick::from_millis(1_000_000));
@@ -191,7 +191,8 @@ async fn an_engine_that_only_answers_late_stays_while_requests_succeed() {
         bench.until(f64::from(second)).await;
         assert_eq!(bench.state(), EngineState::Up, "at {second} s");
         let mut attempts = attempts();
-        let choice = bench.fleet.choose(&"p".into(), &mut attempts, Size::default(), bench.clock.now()).unwrap();
+        let choice =
+            bench.fleet.choose(&"p".into(), &mut attempts, WorkEstimate::default(), bench.clock.now()).unwrap();
         bench.fleet.succeeded(&"p".into(), &mut attempts, super::super::retry::Injection::None, bench.clock.now());
         drop(choice);
     }
@@ -204,7 +205,7 @@ async fn an_engine_that_only_answers_late_stays_while_requests_succeed() {
 async fn a_connection_that_does_not_come_about_is_doubt_and_not_death() {
     let bench = Bench::new();
     bench.network.silence("e:8000");
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(3.0).await;
     assert_eq!(bench.state(), EngineState::Up);
     bench.until(20.0).await;
@@ -215,7 +216,7 @@ async fn a_connection_that_does_not_come_about_is_doubt_and_not_death() {
 async fn a_gateway_without_descriptors_holds_nothing_against_an_engine() {
     let mut bench = Bench::new();
     bench.engine("e:8000", &Script::well());
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(10.0).await;
     bench.network.lack(usize::MAX);
     bench.until(120.0).await;
@@ -233,7 +234,7 @@ async fn the_engines_own_metrics_are_read_and_not_believed_for_long() {
         "vllm:num_requests_waiting{e=\"0\"} 4\nvllm:num_requests_running 2\nvllm:kv_cache_usage_perc 0.5",
     );
     bench.engine("e:8000", &script);
-    bench.follow(Pool { metrics: Some(Default::default()), ..plain_pool() });
+    bench.apply_settings(PoolSettings { metrics: Some(Default::default()), ..plain_pool() });
     bench.until(1.0).await;
     let seen = bench.seen().remove(0);
     assert_eq!((seen.waiting, seen.running, seen.kv_usage), (Some(4.0), Some(2.0), Some(0.5)));
@@ -250,7 +251,7 @@ async fn a_sleeping_vllm_is_not_available_although_its_health_says_200() {
     let script = Script::well();
     script.says("/metrics", 200, "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 0.0\n");
     bench.engine("e:8000", &script);
-    bench.follow(Pool { metrics: Some(Default::default()), ..plain_pool() });
+    bench.apply_settings(PoolSettings { metrics: Some(Default::default()), ..plain_pool() });
     bench.until(1.0).await;
     assert_eq!(bench.state(), EngineState::Asleep);
     assert_eq!(bench.fleet.available(&"p".into(), bench.clock.now()), 0);
@@ -265,7 +266,7 @@ async fn the_models_of_an_engine_are_learned() {
     let script = Script::well();
     script.says("/v1/models", 200, r#"{"object":"list","data":[{"id":"llama-3","x":1},{"id":""},{"id":"a"}]}"#);
     bench.engine("e:8000", &script);
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(1.0).await;
     assert_eq!(bench.fleet.models(&"p".into()), [Arc::from("a"), Arc::from("llama-3")]);
     script.says("/v1/models", 200, "[[[[[[[[[");
@@ -280,7 +281,7 @@ async fn engines_come_and_go_with_a_dns_name_and_survive_its_failure() {
     for at in ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"] {
         bench.engine(at, &Script::well());
     }
-    bench.follow(dns_pool());
+    bench.apply_settings(dns_pool());
     bench.until(1.0).await;
     assert!(bench.seen().is_empty());
     bench.network.name("svc", &[address(2), address(1), address(2)]);
@@ -305,17 +306,20 @@ async fn a_reload_that_changes_nothing_does_not_disturb_the_looks() {
     let mut bench = Bench::new();
     let script = Script::well();
     bench.engine("e:8000", &script);
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(1.0).await;
     let before = script.heads().len();
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(1.5).await;
     assert_eq!(script.heads().len(), before);
-    bench.follow(Pool { health: Some(Health { path: "/ready".into(), ..Health::default() }), ..plain_pool() });
+    bench.apply_settings(PoolSettings {
+        health: Some(HealthCheck { path: "/ready".into(), ..HealthCheck::default() }),
+        ..plain_pool()
+    });
     script.says("/ready", 200, "");
     bench.until(1.6).await;
     assert!(script.heads()[before].starts_with("GET /ready "));
-    bench.probes.follow(&[]);
+    bench.probes.apply_settings(&[]);
     bench.until(2.0).await;
     let after = script.heads().len();
     bench.until(60.0).await;
@@ -327,7 +331,7 @@ async fn looks_are_spread() {
     let mut bench = Bench::new();
     let script = Script::well();
     bench.engine("e:8000", &script);
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(200.0).await;
     let checks = script.heads().iter().filter(|head| head.contains("/health")).count();
     assert!((95..=106).contains(&checks), "{checks}");
@@ -339,11 +343,11 @@ async fn an_engine_whose_tokens_come_is_not_taken_out_by_a_health_that_is_silent
     let mut bench = Bench::new();
     let script = Script::well();
     bench.engine("e:8000", &script);
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(0.8).await;
     script.falls_silent();
     let mut attempts = super::super::retry::Attempts::new(&plain_pool(), Tick::from_millis(1_000_000));
-    let choice = bench.fleet.choose(&"p".into(), &mut attempts, Size::default(), bench.clock.now()).unwrap();
+    let choice = bench.fleet.choose(&"p".into(), &mut attempts, WorkEstimate::default(), bench.clock.now()).unwrap();
     for tenth in 9..140 {
         bench.until(f64::from(tenth) / 10.0).await;
         choice.work.signals().is_alive(bench.clock.now());
@@ -368,11 +372,11 @@ async fn an_adapter_is_known_a_second_after_it_was_loaded_where_there_is_a_choic
     };
     let _ = [&first, &second].map(|script| script.says("/v1/models", 200, &list(&["base"])));
     let mut pool = plain_pool();
-    let Engines::Static(addresses) = &mut pool.engines else { panic!("a fixed list") };
+    let EngineSource::Static(addresses) = &mut pool.engines else { panic!("a fixed list") };
     addresses.push(EngineAddress { host: "f".into(), ..addresses[0].clone() });
-    bench.follow(pool);
+    bench.apply_settings(pool);
     let without = |model: &str| {
-        let without = bench.fleet.yard(&"p".into()).unwrap().engines_without(model);
+        let without = bench.fleet.live_pool(&"p".into()).unwrap().engines_without(model);
         without.iter().flat_map(|list| list.iter()).map(ToString::to_string).collect::<Vec<_>>()
     };
     bench.until(10.0).await;
@@ -395,7 +399,7 @@ async fn a_name_whose_first_address_is_dead_is_well_and_its_second_is_remembered
     bench.network.name("e", &[address(1), address(2)]);
     bench.network.silence("10.0.0.1:8000");
     bench.engine("10.0.0.2:8000", &Script::well());
-    bench.follow(plain_pool());
+    bench.apply_settings(plain_pool());
     bench.until(0.3).await;
     assert_eq!(bench.state(), EngineState::Up);
     bench.until(30.0).await;
@@ -422,7 +426,7 @@ async fn of_a_name_with_both_families_the_one_that_answers_is_the_engine() {
         bench.network.name("svc", &[v6, v4]);
         bench.network.silence(if listens == v4 { "[fd00::1]:80" } else { "10.0.0.1:80" });
         bench.engine(engine, &Script::well());
-        bench.follow(dns_pool());
+        bench.apply_settings(dns_pool());
         bench.until(1.0).await;
         assert_eq!(names(&bench), [engine]);
         // It is kept whatever the order of addresses, and whoever else listens.
@@ -443,17 +447,17 @@ async fn the_settings_choose_the_family() {
     let (v4_of_another, v6_of_another) = (IpAddr::from([10, 0, 0, 2]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 2]));
     let mapped = "::ffff:10.0.0.1".parse().unwrap();
     for (family, found, engines) in [
-        (Family::Ipv4, &[v6, v4][..], &["10.0.0.1:80"][..]),
-        (Family::Ipv6, &[v6, v4], &["[fd00::1]:80"]),
-        (Family::Both, &[v6, v4], &["10.0.0.1:80", "[fd00::1]:80"]),
-        (Family::Auto, &[v6], &["[fd00::1]:80"]),
-        (Family::Ipv4, &[v6], &[]),
-        (Family::Auto, &[mapped, v4], &["10.0.0.1:80"]),
-        (Family::Both, &[mapped, v4], &["10.0.0.1:80"]),
-        (Family::Auto, &[v6, v6], &["[fd00::1]:80"]),
+        (AddressFamily::Ipv4, &[v6, v4][..], &["10.0.0.1:80"][..]),
+        (AddressFamily::Ipv6, &[v6, v4], &["[fd00::1]:80"]),
+        (AddressFamily::Both, &[v6, v4], &["10.0.0.1:80", "[fd00::1]:80"]),
+        (AddressFamily::Auto, &[v6], &["[fd00::1]:80"]),
+        (AddressFamily::Ipv4, &[v6], &[]),
+        (AddressFamily::Auto, &[mapped, v4], &["10.0.0.1:80"]),
+        (AddressFamily::Both, &[mapped, v4], &["10.0.0.1:80"]),
+        (AddressFamily::Auto, &[v6, v6], &["[fd00::1]:80"]),
         // Two engines, of which one has no address of the other family, whatever comes first.
-        (Family::Auto, &[v6, v4, v4_of_another], &["10.0.0.1:80", "10.0.0.2:80"]),
-        (Family::Auto, &[v6_of_another, v4, v6], &["[fd00::1]:80", "[fd00::2]:80"]),
+        (AddressFamily::Auto, &[v6, v4, v4_of_another], &["10.0.0.1:80", "10.0.0.2:80"]),
+        (AddressFamily::Auto, &[v6_of_another, v4, v6], &["[fd00::1]:80", "[fd00::2]:80"]),
     ] {
         let mut bench = Bench::new();
         bench.network.name("svc", found);
@@ -461,17 +465,17 @@ async fn the_settings_choose_the_family() {
             bench.engine(at, &Script::well());
         }
         let mut pool = dns_pool();
-        if let Engines::Dns(dns) = &mut pool.engines {
+        if let EngineSource::Dns(dns) = &mut pool.engines {
             dns.family = family;
         }
-        bench.follow(pool);
+        bench.apply_settings(pool);
         bench.until(1.0).await;
         let names: Vec<_> = bench.states().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, engines, "{family:?} {found:?}");
     }
 }
 
-async fn surveyed(bench: &Bench, pool: Pool) -> Survey {
+async fn surveyed(bench: &Bench, pool: PoolSettings) -> Survey {
     survey(&[Arc::new(pool)], Arc::new(bench.network.clone()), bench.clock).await.remove(0)
 }
 
@@ -483,7 +487,7 @@ async fn a_survey_tells_what_an_engine_is_and_whether_it_takes_the_key() {
     script.says("/v1/models", 200, r#"{"data":[{"id":"a"},{"id":"b"},{"id":"c"},{"id":"d"},{"id":"e"},{"id":"f"}]}"#);
     script.says("/version", 200, r#"{"version":"0.9.1"}"#);
     bench.engine("e:8000", &script);
-    let with_key = || Pool { api_key: Some("secret".to_owned().into()), engine_priority: true, ..plain_pool() };
+    let with_key = || PoolSettings { api_key: Some("secret".to_owned().into()), engine_priority: true, ..plain_pool() };
     let well = surveyed(&bench, with_key()).await;
     assert!(well.is_well() && well.priority_scheduling);
     assert_eq!((well.kind, well.version.as_deref(), well.key), ("vllm", Some("0.9.1"), KeyState::Accepted));
@@ -501,7 +505,7 @@ async fn a_survey_tells_what_an_engine_is_and_whether_it_takes_the_key() {
     bench.network.fail("e:8000", std::io::ErrorKind::ConnectionRefused);
     assert_eq!(surveyed(&bench, plain_pool()).await.trouble.as_deref(), Some("the port refuses connections"));
     bench.network.silence("e:8000");
-    let trouble = surveyed(&bench, Pool { health: None, ..plain_pool() }).await.trouble;
+    let trouble = surveyed(&bench, PoolSettings { health: None, ..plain_pool() }).await.trouble;
     assert_eq!(trouble.as_deref(), Some("no connection within `connect_timeout`"));
     let nowhere = surveyed(&bench, dns_pool()).await;
     assert_eq!(nowhere.trouble.as_deref(), Some("the name svc has no address that could be an engine"));
@@ -510,7 +514,7 @@ async fn a_survey_tells_what_an_engine_is_and_whether_it_takes_the_key() {
 #[tokio::test(start_paused = true)]
 async fn the_cause_behind_an_engine_that_cannot_be_asked_says_what_may_be_wrong() {
     let address = |scheme| EngineAddress { scheme, host: "e".into(), port: 1, base: "".into(), name: None };
-    let garbled = || Failed::Dial(std::io::Error::new(std::io::ErrorKind::InvalidData, "corrupt message"));
+    let garbled = || ProbeFailure::Dial(std::io::Error::new(std::io::ErrorKind::InvalidData, "corrupt message"));
     let cause = garbled().cause(&address(Scheme::Https));
     assert_eq!(cause, "no connection: corrupt message; if it speaks plain HTTP, write http:// in the settings");
     assert!(!garbled().cause(&address(Scheme::Http)).contains("http://"));
@@ -521,9 +525,9 @@ async fn the_cause_behind_an_engine_that_cannot_be_asked_says_what_may_be_wrong(
         let mut connection = listener.accept().await;
         let _ = connection.write_all(b"\x15\x03\x01\x00\x02\x02\x46").await;
     });
-    let asking = Asking { dial: Arc::new(bench.network.clone()), clock: bench.clock };
-    let Engines::Static(addresses) = plain_pool().engines else { panic!("a fixed list") };
-    let failed = asking.ask(&plain_pool(), &addresses[0], "/health").await.err().expect("no HTTP");
+    let client = ProbeClient { dial: Arc::new(bench.network.clone()), clock: bench.clock };
+    let EngineSource::Static(addresses) = plain_pool().engines else { panic!("a fixed list") };
+    let failed = client.ask(&plain_pool(), &addresses[0], "/health").await.err().expect("no HTTP");
     let cause = failed.cause(&addresses[0]);
     assert!(cause.ends_with("if it speaks TLS, write https:// in the settings"), "{cause}");
     engine.await.unwrap();

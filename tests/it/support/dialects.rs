@@ -1,6 +1,6 @@
 //! The dialects that stream, each with a request and the events of an answer.
 
-use goodput::lab::script::{Script, fixtures::*};
+use crate::support::scripted_engine::{Script, fixtures::*};
 use serde_json::{Value, json};
 
 use super::{CHAT, stream};

@@ -5,6 +5,7 @@ mod dialects;
 mod network;
 mod page;
 mod reply;
+pub mod scripted_engine;
 mod socket;
 mod yaml;
 
@@ -16,15 +17,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::support::scripted_engine::{Script, ScriptedEngine};
 use bytes::Bytes;
 use goodput::accept::Drain;
 use goodput::clock::Clock;
 use goodput::config::{self, Environment, Settings};
 use goodput::gateway::{Gateway, GatewayDeps};
-use goodput::lab::script::{Script, ScriptedEngine};
 use goodput::record::{self, Format, RecordSinks, Recorder, access};
 use goodput::route::probe::Probes;
-use goodput::units::{ClientState, Tick};
+use goodput::types::{ClientState, Tick};
 use http::{Method, Request};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
@@ -88,7 +89,7 @@ impl House {
         let recorder = Recorder::with_sinks(clock, sinks);
         let materials = GatewayDeps { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
         let gateway = Gateway::new(settings, materials);
-        let seats = tokio::spawn(gateway.clone().keep_seats()).abort_handle();
+        let seats = tokio::spawn(gateway.clone().run_seat_sync()).abort_handle();
         House { clock, gateway, network, drain: Drain::new(), recorder, lines, seats, has_ended: false }
     }
 
@@ -161,14 +162,14 @@ impl House {
         self.clock.sleep_until(Some(self.clock.now() + length)).await;
     }
 
-    pub fn adopt(&self, yaml: &Yaml) {
-        self.gateway.adopt(settings(yaml));
+    pub fn reload(&self, yaml: &Yaml) {
+        self.gateway.reload(settings(yaml));
     }
 
     /// Looks at the engines of the settings, as a running gateway does, until dropped.
     pub fn probe(&self) -> Probes {
         let probes = Probes::new(self.gateway.fleet.clone(), Arc::new(self.network.clone()), self.clock, 7);
-        probes.follow(&self.gateway.live.load().settings.pools);
+        probes.apply_settings(&self.gateway.live.load().settings.pools);
         probes
     }
 
@@ -211,7 +212,7 @@ impl House {
 
     /// Seats taken and requests that wait, over all pools.
     pub fn crowd(&self) -> (usize, usize) {
-        let numbers = self.gateway.desks.all().into_iter().map(|(_, desk)| desk.numbers());
+        let numbers = self.gateway.pool_queues.all().into_iter().map(|(_, pool_queue)| pool_queue.numbers());
         numbers.fold((0, 0), |(taken, waiting), now| (taken + now.taken, waiting + now.waiting))
     }
 
@@ -239,7 +240,7 @@ impl House {
         assert_eq!(sum("goodput_seats_taken", &[]), 0.0);
         assert_eq!(self.crowd(), (0, 0), "seats are taken, or somebody waits");
         for tenant in self.gateway.live.load().settings.tenants.iter() {
-            assert_eq!(self.gateway.books.running(&tenant.id), 0, "a reservation of {} is open", tenant.id);
+            assert_eq!(self.gateway.limiter.running(&tenant.id), 0, "a reservation of {} is open", tenant.id);
         }
         assert!(page.count("goodput_in_flight", &[]) > 0);
         for pool in self.gateway.fleet.view(self.clock.now()) {

@@ -6,10 +6,10 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::support::scripted_engine::ScriptedEngine;
 use futures_util::future::BoxFuture;
 use goodput::dial::{BoxedIo, Dial, EngineAddress, Roots};
-use goodput::lab::engine::SimEngine;
-use goodput::lab::script::ScriptedEngine;
+use goodput::sim::engine::SimEngine;
 use parking_lot::Mutex;
 
 /// Where connections lead, by host. Clones are one network; a host that nobody set refuses.

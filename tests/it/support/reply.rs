@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use goodput::clock::Clock;
 use goodput::forward::ReplyBody;
-use goodput::framing::with_fields;
-use goodput::units::Tick;
+use goodput::http1::with_fields;
+use goodput::types::Tick;
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;

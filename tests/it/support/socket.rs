@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use goodput::accept::{ConnectionServer, Drain};
 use goodput::clock::Clock;
-use goodput::units::Tick;
+use goodput::types::Tick;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -31,7 +31,7 @@ impl House {
     pub fn connect_from(&self, address: &str, capacity: usize) -> Client {
         let (io, theirs) = tokio::io::duplex(capacity);
         let (door, gateway, address) = (self.door(), self.gateway.clone(), address.parse().expect("an address"));
-        tokio::spawn(async move { door.receive_from(theirs, Some(address), gateway).await });
+        tokio::spawn(async move { door.serve_from(theirs, Some(address), gateway).await });
         Client { io, clock: self.clock }
     }
 
@@ -45,7 +45,8 @@ impl House {
     /// A door of its own.
     pub fn door(&self) -> ConnectionServer {
         let listen = self.gateway.live.load().settings.listen.clone();
-        ConnectionServer::new(&listen, None, self.drain.clone(), self.clock).counting(self.recorder.doorstep().clone())
+        ConnectionServer::new(&listen, None, self.drain.clone(), self.clock)
+            .counting(self.recorder.listener_stats().clone())
     }
 
     /// A connection of HTTP/2.
@@ -68,7 +69,7 @@ impl House {
     fn serve(&self, door: &ConnectionServer, io: DuplexStream) {
         let door = door.clone();
         let gateway = self.gateway.clone();
-        tokio::spawn(async move { door.receive(io, gateway).await });
+        tokio::spawn(async move { door.serve(io, gateway).await });
     }
 
     /// The drain that connections hear of.

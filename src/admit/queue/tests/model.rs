@@ -8,12 +8,12 @@ use super::super::*;
 #[derive(Clone, Debug)]
 struct Entry {
     ticket: u64,
-    ask: Ask,
-    row: usize,
+    request: QueueRequest,
+    band: usize,
     /// Sort key: whether it has no deadline, and the moment.
     due: (bool, Tick),
     late: bool,
-    last_call: Option<Tick>,
+    latest_start: Option<Tick>,
 }
 
 #[derive(Clone, Debug)]
@@ -30,19 +30,19 @@ struct Runs {
 type Key = (usize, bool, TenantId);
 
 /// Results: admitted tickets, and rejected ones with the reason.
-pub type Fate = (Vec<u64>, Vec<(u64, Why)>);
+pub type Fate = (Vec<u64>, Vec<(u64, RejectReason)>);
 
 #[derive(Clone, Debug)]
 pub struct Slow {
-    pub settings: Settings,
+    pub settings: QueueSettings,
     pub seats: usize,
-    pub readers: usize,
+    pub prefilling_engines: usize,
     pace: Option<PrefillPace>,
     bucket: f64,
     /// The same for requests beyond usual demand.
     spare: f64,
     filled: Tick,
-    usual: UsualShares,
+    usual: SurgeDetector,
     now: Tick,
     tickets: u64,
     turns: u64,
@@ -56,43 +56,44 @@ pub struct Slow {
 
 impl Entry {
     fn key(&self) -> Key {
-        (self.row, self.late, self.ask.tenant.clone())
+        (self.band, self.late, self.request.tenant.clone())
     }
 
     fn cost(&self) -> u64 {
-        self.ask.tokens.0.max(1)
+        self.request.tokens.0.max(1)
     }
 
     fn order(&self) -> (bool, Tick, u64) {
         (self.due.0, self.due.1, self.ticket)
     }
 
-    fn end(&self) -> (Tick, Why) {
-        let own = self.ask.aim.last_call(self.ask.arrival).map(|last| Tick::from_nanos(last.as_nanos() + 1));
+    fn end(&self) -> (Tick, RejectReason) {
+        let own =
+            self.request.deadline.latest_start(self.request.arrival).map(|last| Tick::from_nanos(last.as_nanos() + 1));
         match own {
-            Some(shed) if self.ask.when_hopeless == WhenHopeless::Shed && shed < self.ask.leave_by => {
-                (shed, Why::Hopeless)
+            Some(shed) if self.request.when_hopeless == WhenHopeless::Shed && shed < self.request.timeout_at => {
+                (shed, RejectReason::Hopeless)
             }
-            _ => (self.ask.leave_by, Why::WaitedTooLong),
+            _ => (self.request.timeout_at, RejectReason::WaitedTooLong),
         }
     }
 
     fn steps_behind(&self, now: Tick) -> bool {
-        self.ask.when_hopeless == WhenHopeless::Demote && self.last_call.is_some_and(|last| now > last)
+        self.request.when_hopeless == WhenHopeless::Demote && self.latest_start.is_some_and(|last| now > last)
     }
 }
 
 impl Slow {
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: QueueSettings) -> Self {
         Slow {
             settings,
             seats: 0,
-            readers: 0,
+            prefilling_engines: 0,
             pace: None,
             bucket: 0.0,
             spare: 0.0,
             filled: Tick::ZERO,
-            usual: UsualShares::default(),
+            usual: SurgeDetector::default(),
             now: Tick::ZERO,
             tickets: 0,
             turns: 0,
@@ -117,21 +118,21 @@ impl Slow {
         self.waiting.iter().map(|entry| entry.end().0).min()
     }
 
-    pub fn offer(&mut self, ask: &Ask, at: Tick) -> Fate {
+    pub fn offer(&mut self, request: &QueueRequest, at: Tick) -> Fate {
         let mut fate = self.pass(at);
         self.tickets += 1;
-        let own = ask.aim.last_call(ask.arrival);
-        let (row, due) = (self.classify(ask), self.due(ask));
-        let mut entry = Entry { ticket: self.tickets, ask: ask.clone(), row, due, late: false, last_call: own };
-        let alike = self
-            .waiting
-            .iter()
-            .filter(|other| (other.row, other.due) == (entry.row, entry.due) && other.ask.tenant == ask.tenant);
-        if let (Some(own), Some(before)) = (own, alike.filter_map(|other| other.last_call).min()) {
-            entry.last_call = Some(own.min(before));
+        let own = request.deadline.latest_start(request.arrival);
+        let (band, due) = (self.classify(request), self.due(request));
+        let mut entry =
+            Entry { ticket: self.tickets, request: request.clone(), band, due, late: false, latest_start: own };
+        let alike = self.waiting.iter().filter(|other| {
+            (other.band, other.due) == (entry.band, entry.due) && other.request.tenant == request.tenant
+        });
+        if let (Some(own), Some(before)) = (own, alike.filter_map(|other| other.latest_start).min()) {
+            entry.latest_start = Some(own.min(before));
         }
         entry.late = entry.steps_behind(self.now);
-        if !self.waiting.is_empty() || !self.has_room_for(&entry.ask) || self.is_held_back(&entry) {
+        if !self.waiting.is_empty() || !self.has_room_for(&entry.request) || self.is_held_back(&entry) {
             let (end, why) = entry.end();
             if end <= self.now {
                 fate.1.push((entry.ticket, why));
@@ -139,11 +140,11 @@ impl Slow {
             }
             if self.waiting.len() >= self.settings.max_waiting || self.is_crowded_with_late_ones(&entry) {
                 let Some(victim) = self.victim(&entry) else {
-                    fate.1.push((entry.ticket, Why::QueueFull));
+                    fate.1.push((entry.ticket, RejectReason::QueueFull));
                     return fate;
                 };
                 self.take(victim);
-                fate.1.push((victim, Why::PushedOut));
+                fate.1.push((victim, RejectReason::PushedOut));
             }
         }
         self.put(entry);
@@ -152,32 +153,36 @@ impl Slow {
     }
 
     /// 0: within limits and usual demand, 1: within limits, 2: neither.
-    fn classify(&mut self, ask: &Ask) -> usize {
-        let rank = ask.rank as usize;
-        match ask.standing {
-            Standing::OverLimit => 10 + rank,
-            Standing::WithinLimits if self.usual.takes(&ask.tenant, ask.rank, ask.tokens.0.max(1), self.now) => rank,
-            Standing::WithinLimits => 5 + rank,
+    fn classify(&mut self, request: &QueueRequest) -> usize {
+        let priority = request.priority as usize;
+        match request.limit_state {
+            LimitState::OverLimit => 10 + priority,
+            LimitState::WithinLimits
+                if self.usual.takes(&request.tenant, request.priority, request.tokens.0.max(1), self.now) =>
+            {
+                priority
+            }
+            LimitState::WithinLimits => 5 + priority,
         }
     }
 
     /// By deadline, those without behind all others by arrival. With a known pace a second of prefill counts
     /// as thirty of arrival, and one of the deadline as a tenth.
-    fn due(&self, ask: &Ask) -> (bool, Tick) {
-        let Some(deadline) = ask.aim.deadline(ask.arrival) else { return (true, ask.arrival) };
+    fn due(&self, request: &QueueRequest) -> (bool, Tick) {
+        let Some(deadline) = request.deadline.deadline(request.arrival) else { return (true, request.arrival) };
         let Some(pace) = self.paced().filter(|pace| pace.per_second.is_finite()) else { return (false, deadline) };
-        let each = pace.per_second.max(1.0) / self.readers.max(1) as f64;
-        let within = deadline.since(ask.arrival).as_secs_f64();
-        let behind = 0.1 * within + 30.0 * (ask.prompt.0 as f64 / each);
-        (false, ask.arrival + Duration::from_secs_f64(behind.min(3600.0)))
+        let each = pace.per_second.max(1.0) / self.prefilling_engines.max(1) as f64;
+        let within = deadline.since(request.arrival).as_secs_f64();
+        let behind = 0.1 * within + 30.0 * (request.prompt.0 as f64 / each);
+        (false, request.arrival + Duration::from_secs_f64(behind.min(3600.0)))
     }
 
     /// Tries it on a copy: a request that would have to wait, or evict another one, changes nothing.
-    pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<u64> {
+    pub fn take_free_seat(&mut self, request: &QueueRequest, at: Tick) -> Option<u64> {
         self.now = self.now.max(at);
         self.gain();
         let mut tried = self.clone();
-        let fate = tried.offer(ask, at);
+        let fate = tried.offer(request, at);
         let ticket = tried.tickets;
         if !self.waiting.is_empty() || fate != (vec![ticket], vec![]) {
             return None;
@@ -221,8 +226,8 @@ impl Slow {
         fate
     }
 
-    pub fn set_readers(&mut self, readers: usize, at: Tick) -> Fate {
-        self.readers = readers;
+    pub fn set_prefilling_engines(&mut self, prefilling_engines: usize, at: Tick) -> Fate {
+        self.prefilling_engines = prefilling_engines;
         self.expire(at)
     }
 
@@ -244,7 +249,7 @@ impl Slow {
     }
 
     fn paced(&self) -> Option<PrefillPace> {
-        self.pace.filter(|_| self.settings.reading == Reading::Auto)
+        self.pace.filter(|_| self.settings.reading == PrefillBudget::Auto)
     }
 
     /// Refills the bucket for the elapsed time.
@@ -262,45 +267,45 @@ impl Slow {
 
     fn each(&self) -> Option<Tokens> {
         match self.settings.reading {
-            Reading::NoLimit => None,
-            Reading::Tokens(each) => Some(each),
-            Reading::Auto => {
+            PrefillBudget::NoLimit => None,
+            PrefillBudget::Tokens(each) => Some(each),
+            PrefillBudget::Auto => {
                 self.pace.map(|pace| Tokens(if self.bucket > 0.0 { pace.most } else { pace.least }.max(1.0) as u64))
             }
         }
     }
 
-    fn counts_for(&self, ask: &Ask) -> u64 {
-        self.each().map_or(0, |each| ask.prompt.0.min(each.0).max(1))
+    fn counts_for(&self, request: &QueueRequest) -> u64 {
+        self.each().map_or(0, |each| request.prompt.0.min(each.0).max(1))
     }
 
     fn being_read(&self) -> u64 {
         self.running.iter().map(|runs| runs.reading).sum()
     }
 
-    fn has_room_for(&self, ask: &Ask) -> bool {
-        let most = self.each().map_or(u64::MAX, |each| each.0 * self.readers as u64);
-        self.running.len() < self.seats && self.being_read() + self.counts_for(ask) <= most
+    fn has_room_for(&self, request: &QueueRequest) -> bool {
+        let most = self.each().map_or(u64::MAX, |each| each.0 * self.prefilling_engines as u64);
+        self.running.len() < self.seats && self.being_read() + self.counts_for(request) <= most
     }
 
     /// Percentage of the prefill budget and of the bucket that it may use.
     fn part(next: &Entry) -> u64 {
-        match (next.row, next.late) {
+        match (next.band, next.late) {
             (_, true) | (5.., _) => 25,
-            (rank, _) => [100, 100, 90, 80, 70][rank],
+            (priority, _) => [100, 100, 90, 80, 70][priority],
         }
     }
 
     fn keeps_pace(&self, next: &Entry) -> bool {
         let empty = |pace: PrefillPace| pace.burst - (pace.burst + pace.behind) * Slow::part(next) as f64 / 100.0;
-        let is_beyond = (5..10).contains(&next.row);
+        let is_beyond = (5..10).contains(&next.band);
         self.paced().is_none_or(|pace| self.bucket > empty(pace) && (!is_beyond || self.spare > 0.0))
     }
 
     fn is_held_back(&self, next: &Entry) -> bool {
         let Some(each) = self.each().filter(|_| self.being_read() > 0) else { return !self.keeps_pace(next) };
-        let most = each.0 * self.readers as u64 / 100 * Slow::part(next);
-        !self.keeps_pace(next) || self.being_read() + self.counts_for(&next.ask) > most
+        let most = each.0 * self.prefilling_engines as u64 / 100 * Slow::part(next);
+        !self.keeps_pace(next) || self.being_read() + self.counts_for(&next.request) > most
     }
 
     pub fn withdraw(&mut self, ticket: u64, at: Tick) {
@@ -324,7 +329,7 @@ impl Slow {
         over.iter().for_each(|(_, ticket)| drop(self.take(*ticket)));
         let mut late: Vec<_> =
             self.waiting.iter().filter(|entry| !entry.late && entry.steps_behind(self.now)).collect();
-        late.sort_by_key(|entry| (entry.last_call, entry.ticket));
+        late.sort_by_key(|entry| (entry.latest_start, entry.ticket));
         for ticket in late.iter().map(|entry| entry.ticket).collect::<Vec<_>>() {
             let found = self.waiting.iter().position(|entry| entry.ticket == ticket).unwrap();
             let mut entry = self.waiting.remove(found);
@@ -337,33 +342,34 @@ impl Slow {
 
     /// Requests infeasible at arrival hold at most half of the places.
     fn is_crowded_with_late_ones(&self, arrival: &Entry) -> bool {
-        let late = self.waiting.iter().filter(|entry| entry.late && entry.row < 5).count();
-        arrival.late && arrival.row < 5 && 2 * late >= self.settings.max_waiting
+        let late = self.waiting.iter().filter(|entry| entry.late && entry.band < 5).count();
+        arrival.late && arrival.band < 5 && 2 * late >= self.settings.max_waiting
     }
 
     fn victim(&self, arrival: &Entry) -> Option<u64> {
-        let places = |row: usize| match Priority::ALL.get(row) {
-            Some(rank) => self.settings.shares.places(*rank, self.settings.max_waiting),
+        let places = |band: usize| match Priority::ALL.get(band) {
+            Some(priority) => self.settings.shares.places(*priority, self.settings.max_waiting),
             None => 0,
         };
-        let len = |row: usize| self.waiting.iter().filter(|entry| entry.row == row).count();
-        let held = |row: usize, tenant: &TenantId| {
-            self.waiting.iter().filter(|entry| entry.row == row && entry.ask.tenant == *tenant).count()
+        let len = |band: usize| self.waiting.iter().filter(|entry| entry.band == band).count();
+        let held = |band: usize, tenant: &TenantId| {
+            self.waiting.iter().filter(|entry| entry.band == band && entry.request.tenant == *tenant).count()
         };
-        let from = match arrival.late && arrival.row < 5 {
+        let from = match arrival.late && arrival.band < 5 {
             true if self.is_crowded_with_late_ones(arrival) => 15,
             true => 5,
-            false => arrival.row + 1,
+            false => arrival.band + 1,
         };
-        let lower = (from..15).rev().find(|row| len(*row) > places(*row));
-        let row = lower.unwrap_or(arrival.row);
-        let inside = self.waiting.iter().filter(|entry| entry.row == row);
-        let most = inside.clone().map(|entry| (held(row, &entry.ask.tenant), entry.ask.tenant.clone())).max()?;
-        if lower.is_none() && most.0 < held(row, &arrival.ask.tenant) + 2 {
+        let lower = (from..15).rev().find(|band| len(*band) > places(*band));
+        let band = lower.unwrap_or(arrival.band);
+        let inside = self.waiting.iter().filter(|entry| entry.band == band);
+        let most =
+            inside.clone().map(|entry| (held(band, &entry.request.tenant), entry.request.tenant.clone())).max()?;
+        if lower.is_none() && most.0 < held(band, &arrival.request.tenant) + 2 {
             return None;
         }
         inside
-            .filter(|entry| entry.ask.tenant == most.1)
+            .filter(|entry| entry.request.tenant == most.1)
             .max_by_key(|entry| (entry.late, entry.order()))
             .map(|e| e.ticket)
     }
@@ -389,9 +395,9 @@ impl Slow {
     }
 
     fn forget_credit(&mut self) {
-        for row in 0..5 {
-            if !self.waiting.iter().any(|entry| entry.row == row) {
-                self.credit[row] = 0;
+        for band in 0..5 {
+            if !self.waiting.iter().any(|entry| entry.band == band) {
+                self.credit[band] = 0;
             }
         }
     }
@@ -407,9 +413,9 @@ impl Slow {
     }
 
     /// The next request of a row.
-    fn first(&self, row: usize) -> Option<&Entry> {
-        let late = !self.waiting.iter().any(|entry| entry.row == row && !entry.late);
-        let line: Vec<_> = self.waiting.iter().filter(|entry| entry.row == row && entry.late == late).collect();
+    fn first(&self, band: usize) -> Option<&Entry> {
+        let late = !self.waiting.iter().any(|entry| entry.band == band && !entry.late);
+        let line: Vec<_> = self.waiting.iter().filter(|entry| entry.band == band && entry.late == late).collect();
         let least = line.iter().map(|entry| self.served[&entry.key()]).min()?;
         let near = |entry: &&&Entry| self.served[&entry.key()] <= least + self.settings.quantum.0;
         line.iter().filter(near).min_by_key(|entry| entry.order()).copied()
@@ -417,37 +423,37 @@ impl Slow {
 
     /// The next request, if it may run now.
     fn next(&self) -> Option<&Entry> {
-        let due = (0..5).filter(|row| self.first(*row).is_some_and(|e| self.credit[*row] >= e.cost() * 1000));
-        let free = |row: &usize| self.first(*row).is_some_and(|next| !self.is_held_back(next));
-        let anybody = |rows: std::ops::Range<usize>| self.waiting.iter().any(|entry| rows.contains(&entry.row));
-        let can_be_met = self.waiting.iter().any(|entry| entry.row < 5 && !entry.late);
-        let row = due
-            .min_by_key(|row| self.last_turn[*row])
+        let due = (0..5).filter(|band| self.first(*band).is_some_and(|e| self.credit[*band] >= e.cost() * 1000));
+        let free = |band: &usize| self.first(*band).is_some_and(|next| !self.is_held_back(next));
+        let anybody = |bands: std::ops::Range<usize>| self.waiting.iter().any(|entry| bands.contains(&entry.band));
+        let can_be_met = self.waiting.iter().any(|entry| entry.band < 5 && !entry.late);
+        let band = due
+            .min_by_key(|band| self.last_turn[*band])
             .or_else(|| (0..5).find(free))
             .or_else(|| (5..10).find(free).filter(|_| !can_be_met))
             .or_else(|| (10..15).find(free).filter(|_| !anybody(0..10)))?;
-        self.first(row).filter(|next| self.has_room_for(&next.ask) && self.keeps_pace(next))
+        self.first(band).filter(|next| self.has_room_for(&next.request) && self.keeps_pace(next))
     }
 
     fn fill(&mut self, fate: &mut Fate) {
         while self.running.len() < self.seats {
             let Some(next) = self.next() else { return };
-            let (ticket, row, key, cost) = (next.ticket, next.row, next.key(), next.cost());
-            let (reading, prompt) = (self.counts_for(&next.ask), next.ask.prompt.0);
-            let taken = self
-                .paced()
-                .map_or(0.0, |pace| (prompt as f64).min((pace.burst + pace.behind) / self.readers.max(1) as f64));
+            let (ticket, band, key, cost) = (next.ticket, next.band, next.key(), next.cost());
+            let (reading, prompt) = (self.counts_for(&next.request), next.request.prompt.0);
+            let taken = self.paced().map_or(0.0, |pace| {
+                (prompt as f64).min((pace.burst + pace.behind) / self.prefilling_engines.max(1) as f64)
+            });
             self.bucket -= taken;
             self.spare = (self.spare - taken).max(-self.pace.map_or(0.0, |pace| pace.behind));
             self.turns += 1;
-            if row < 5 {
-                for (other, rank) in Priority::ALL.iter().enumerate() {
+            if band < 5 {
+                for (other, priority) in Priority::ALL.iter().enumerate() {
                     if self.first(other).is_some() {
-                        self.credit[other] += cost * u64::from(self.settings.shares.of(*rank));
+                        self.credit[other] += cost * u64::from(self.settings.shares.of(*priority));
                     }
                 }
-                self.credit[row] = self.credit[row].saturating_sub(cost * 1000);
-                self.last_turn[row] = self.turns;
+                self.credit[band] = self.credit[band].saturating_sub(cost * 1000);
+                self.last_turn[band] = self.turns;
             }
             *self.served.get_mut(&key).unwrap() += cost;
             self.take(ticket);

@@ -1,0 +1,283 @@
+//! The sending side of a connection: heads, and framed pieces of bodies.
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::{Response, StatusCode, Version, response};
+use http_body_util::Empty;
+use hyper::ext::ReasonPhrase;
+use tokio::io::AsyncWrite;
+
+use crate::accept::request_id::{X_GOODPUT_REASON, X_REQUEST_ID, new_request_id};
+use crate::http1::{self, ResponseHeaders};
+use crate::reject::Rejection;
+use crate::types::decimal::push_number;
+use crate::types::{ApiPath, InvalidHead};
+
+/// Pieces up to this length are copied together, so that they leave in one plain write.
+const SHORT: usize = 16 * 1024;
+
+/// Unused buffers kept per thread, because a response that the socket accepts at once needs one only
+/// briefly.
+const SPARE: usize = 16;
+
+thread_local! {
+    /// Last returned first, because it is still in the processor's caches. Idle connections keep
+    /// none.
+    static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Bytes waiting to be written.
+#[derive(Default)]
+pub(super) struct WriteBuffer {
+    /// Heads, framing and short pieces; written up to `at`.
+    bytes: Vec<u8>,
+    at: usize,
+    /// A long piece after them.
+    long: Bytes,
+    /// Bytes after the long piece.
+    behind: &'static [u8],
+    /// Whether a flush is owed: TLS accepts a write whole and sends it when the socket has
+    /// room.
+    owes_flush: bool,
+}
+
+/// Framing of a response body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ResponseFraming {
+    /// No body, or none may be sent.
+    None,
+    /// This many bytes are to come.
+    Length(u64),
+    Chunked,
+    /// Ends with the connection.
+    ToEnd,
+}
+
+/// How to answer the current request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ResponseMode {
+    pub version: Version,
+    pub is_head: bool,
+    /// Whether the connection may be reused.
+    pub keeps: bool,
+}
+
+impl WriteBuffer {
+    /// Waiting bytes.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len() - self.at + self.long.len()
+    }
+
+    /// Whether another piece can be appended.
+    pub(super) fn takes_more(&self, most: usize) -> bool {
+        self.long.is_empty() && self.len() < most
+    }
+
+    /// Appends a response head with the headers of its body, which has this length if known. Returns the
+    /// body's framing, and whether the connection may be
+    /// reused.
+    pub(super) fn head(
+        &mut self,
+        head: &response::Parts,
+        body: &impl ResponseHeaders,
+        length: Option<u64>,
+        manners: ResponseMode,
+        date: &[u8],
+    ) -> (ResponseFraming, bool) {
+        let ResponseMode { version, is_head, keeps } = manners;
+        let has_none = matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        let stated = || head.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
+        // The body of a HEAD response is empty; its length is that of the GET.
+        let length = if is_head { stated().or(length) } else { length.or_else(stated) };
+        let framed = match length {
+            _ if has_none => ResponseFraming::None,
+            Some(length) => ResponseFraming::Length(length),
+            None if version == Version::HTTP_11 => ResponseFraming::Chunked,
+            None => ResponseFraming::ToEnd,
+        };
+        let mut keeps = keeps && framed != ResponseFraming::ToEnd;
+        let out = self.bytes();
+        out.extend_from_slice(if version == Version::HTTP_10 { b"HTTP/1.0 " } else { b"HTTP/1.1 " });
+        out.extend_from_slice(head.status.as_str().as_bytes());
+        out.push(b' ');
+        match head.extensions.get::<ReasonPhrase>() {
+            Some(reason) => out.extend_from_slice(reason.as_bytes()),
+            None => out.extend_from_slice(head.status.canonical_reason().unwrap_or_default().as_bytes()),
+        }
+        out.extend_from_slice(b"\r\n");
+        let (mut says_connection, mut says_date) = (false, false);
+        let mut field = |name: &HeaderName, value: &HeaderValue| {
+            if *name == CONTENT_LENGTH || *name == TRANSFER_ENCODING {
+                return;
+            }
+            if *name == CONNECTION {
+                says_connection = true;
+                keeps &= !http1::lists_token(value.as_bytes(), "close");
+            }
+            says_date |= *name == DATE;
+            line(out, name.as_str(), value.as_bytes());
+        };
+        head.headers.iter().for_each(|(name, value)| field(name, value));
+        body.upstream_headers(&mut field);
+        body.gateway_headers(out);
+        match framed {
+            ResponseFraming::Length(length) => {
+                out.extend_from_slice(b"content-length: ");
+                push_number(out, length);
+                out.extend_from_slice(b"\r\n");
+            }
+            ResponseFraming::Chunked => line(out, "transfer-encoding", b"chunked"),
+            ResponseFraming::None | ResponseFraming::ToEnd => {}
+        }
+        if !says_date {
+            line(out, "date", date);
+        }
+        match version {
+            _ if says_connection => {}
+            Version::HTTP_10 if keeps => line(out, "connection", b"keep-alive"),
+            _ if !keeps => line(out, "connection", b"close"),
+            _ => {}
+        }
+        out.extend_from_slice(b"\r\n");
+        (if is_head { ResponseFraming::None } else { framed }, keeps)
+    }
+
+    /// Appends the rejection of an unparsable request, in the format of its path as far as
+    /// recognisable.
+    pub(super) fn refusal(&mut self, why: InvalidHead, path: &str, date: &[u8]) {
+        let refusal = Rejection::BadHead { status: why.status().as_u16(), advice: why.advice() };
+        let (shape, id) = (ApiPath::shape_of_unknown(path), new_request_id());
+        let body = refusal.body(shape, &id);
+        let mut response = Response::new(());
+        *response.status_mut() = why.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.extend(HeaderValue::from_str(id.as_str()).ok().map(|id| (X_REQUEST_ID, id)));
+        headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
+        let manners = ResponseMode { version: Version::HTTP_11, is_head: false, keeps: false };
+        self.head(&response.into_parts().0, &Empty::new(), Some(body.len() as u64), manners, date);
+        self.bytes().extend_from_slice(&body);
+    }
+
+    /// Appends `100 Continue`.
+    pub(super) fn go_on(&mut self) {
+        self.bytes().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+    }
+
+    /// Appends a piece of a body. False if the body exceeds its stated length; then only that many bytes are
+    /// sent.
+    pub(super) fn piece(&mut self, mut piece: Bytes, ending: &mut ResponseFraming) -> bool {
+        let mut is_all = true;
+        match ending {
+            _ if piece.is_empty() => return true,
+            ResponseFraming::None => return true,
+            ResponseFraming::Length(left) => {
+                is_all = piece.len() as u64 <= *left;
+                piece.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
+                *left -= piece.len() as u64;
+            }
+            ResponseFraming::Chunked => {
+                let out = self.bytes();
+                push_hex(out, piece.len());
+                out.extend_from_slice(b"\r\n");
+                self.behind = b"\r\n";
+            }
+            ResponseFraming::ToEnd => {}
+        }
+        if piece.len() <= SHORT {
+            let behind = std::mem::take(&mut self.behind);
+            let out = self.bytes();
+            out.extend_from_slice(&piece);
+            out.extend_from_slice(behind);
+        } else {
+            self.long = piece;
+        }
+        is_all
+    }
+
+    /// Ends the body. False if it is shorter than its stated length.
+    pub(super) fn end(&mut self, ending: ResponseFraming) -> bool {
+        match ending {
+            ResponseFraming::Chunked if self.long.is_empty() => self.bytes().extend_from_slice(b"0\r\n\r\n"),
+            ResponseFraming::Chunked => self.behind = b"\r\n0\r\n\r\n",
+            ResponseFraming::Length(left) => return left == 0,
+            ResponseFraming::None | ResponseFraming::ToEnd => {}
+        }
+        true
+    }
+
+    /// Writes until everything is out.
+    pub(super) fn poll<T: AsyncWrite>(&mut self, mut io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.len() > 0 {
+            self.owes_flush = true;
+            let short = &self.bytes[self.at..];
+            let written = match self.long.is_empty() {
+                true => io.as_mut().poll_write(cx, short),
+                false => io.as_mut().poll_write_vectored(cx, &[IoSlice::new(short), IoSlice::new(&self.long)]),
+            };
+            match ready!(written)? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.advance(written),
+            }
+        }
+        if self.owes_flush {
+            ready!(io.poll_flush(cx))?;
+            self.owes_flush = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The buffer to append to.
+    fn bytes(&mut self) -> &mut Vec<u8> {
+        if self.bytes.capacity() == 0 {
+            self.bytes = BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_default();
+        }
+        &mut self.bytes
+    }
+
+    fn advance(&mut self, written: usize) {
+        let of_short = written.min(self.bytes.len() - self.at);
+        self.at += of_short;
+        if self.at == self.bytes.len() {
+            give_back(std::mem::take(&mut self.bytes));
+            self.at = 0;
+        }
+        if written > of_short {
+            self.long.advance(written - of_short);
+            if self.long.is_empty() {
+                self.long = Bytes::new();
+                let behind = std::mem::take(&mut self.behind);
+                self.bytes().extend_from_slice(behind);
+            }
+        }
+    }
+}
+
+fn give_back(mut buffer: Vec<u8>) {
+    buffer.clear();
+    BUFFERS.with_borrow_mut(|buffers| {
+        if buffers.len() < SPARE && buffer.capacity() <= 2 * SHORT {
+            buffers.push(buffer);
+        }
+    });
+}
+
+fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a chunk size.
+fn push_hex(out: &mut Vec<u8>, number: usize) {
+    let digits = (usize::BITS - (number | 1).leading_zeros()).div_ceil(4);
+    for place in (0..digits).rev() {
+        out.push(b"0123456789abcdef"[(number >> (4 * place)) & 0xF]);
+    }
+}

@@ -1,0 +1,139 @@
+//! The connection to the store: one call of the script within its time limit.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind,
+};
+
+use super::lua_call::{LuaCall, LuaReply, SCRIPT};
+use super::settings::Redis;
+
+/// Time limit of connecting, TLS and authentication included. No request waits for it.
+const CONNECTING: Duration = Duration::from_secs(1);
+
+/// A connection. Clones share it, and calls are concurrent.
+#[derive(Clone)]
+pub struct RedisConnection(Backend);
+
+#[derive(Clone)]
+enum Backend {
+    Server {
+        connection: MultiplexedConnection,
+        script: String,
+    },
+    /// Answered by a test.
+    #[cfg(test)]
+    Fake(fake::FakeReplies),
+}
+
+/// Why there is no result. Never contains the address or a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// Not in time; it may have taken effect, or may still.
+    #[error("no answer in time")]
+    Timeout,
+    /// No connection, or it broke; the call may have taken effect.
+    #[error("the connection failed: {0}")]
+    Broken(String),
+    /// The server reports that nothing was done.
+    #[error("the server answered with an error: {0}")]
+    Error(String),
+    /// The stored state is foreign, or the result is malformed.
+    #[error("the server answered with nonsense: {0}")]
+    Nonsense(String),
+}
+
+impl RedisConnection {
+    /// Connects and loads the script, within the time limit of connecting.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn open(settings: &Redis) -> Result<Self, CallError> {
+        #[cfg(test)]
+        if let Some(answers) = fake::ANSWERS.get() {
+            return Ok(RedisConnection(Backend::Fake(answers)));
+        }
+        let client = Client::open(settings.address.info().clone()).map_err(failure)?;
+        // Calls are limited by our own clock.
+        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECTING)).set_response_timeout(None);
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(failure)?;
+        Ok(RedisConnection(Backend::Server { connection, script: Script::new(SCRIPT).get_hash().to_owned() }))
+    }
+
+    /// Calls the script for one tenant.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn call(&self, call: &LuaCall) -> Result<LuaReply, CallError> {
+        let (connection, script) = match &self.0 {
+            Backend::Server { connection, script } => (connection, script),
+            #[cfg(test)]
+            Backend::Fake(answers) => return fake::call(*answers, call).await,
+        };
+        let mut answered = run(connection, "EVALSHA", script, call).await;
+        if answered.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
+            answered = run(connection, "EVAL", SCRIPT, call).await;
+        }
+        let value = answered.map_err(failure)?;
+        let numbers = Vec::<i64>::from_redis_value(value).map_err(|_| CallError::Nonsense("no numbers".to_owned()))?;
+        call.read(&numbers).ok_or_else(|| CallError::Nonsense("numbers that cannot be".to_owned()))
+    }
+}
+
+async fn run(
+    connection: &MultiplexedConnection,
+    command: &str,
+    script: &str,
+    call: &LuaCall,
+) -> RedisResult<redis::Value> {
+    let mut all = redis::cmd(command);
+    all.arg(script).arg(1).arg(&*call.key).arg(call.arguments());
+    all.query_async(&mut connection.clone()).await
+}
+
+fn failure(error: RedisError) -> CallError {
+    match error.kind() {
+        ErrorKind::Io if error.is_timeout() => CallError::Timeout,
+        ErrorKind::Server(_) | ErrorKind::Extension => match error.code() {
+            // This tenant's key is at fault rather than the server.
+            Some(code @ ("GOODPUT" | "WRONGTYPE")) => {
+                CallError::Nonsense(format!("{code} {}", error.detail().unwrap_or_default()))
+            }
+            // Older servers wrap the error of a command inside a script like this.
+            _ if error.detail().is_some_and(|detail| detail.contains("WRONGTYPE")) => {
+                CallError::Nonsense("WRONGTYPE".to_owned())
+            }
+            code => CallError::Error(code.unwrap_or("ERR").to_owned()),
+        },
+        ErrorKind::AuthenticationFailed => CallError::Error("no entry with this user and password".to_owned()),
+        _ if error.is_unrecoverable_error() || error.is_io_error() => CallError::Broken(error.category().to_owned()),
+        ErrorKind::Parse => CallError::Broken("what it speaks is not RESP".to_owned()),
+        _ => CallError::Broken(error.category().to_owned()),
+    }
+}
+
+/// A store inside a test.
+#[cfg(test)]
+pub(super) mod fake {
+    use std::cell::Cell;
+
+    use super::{CallError, LuaCall, LuaReply};
+    use crate::sync::shuttle_locks::others;
+
+    pub type FakeReplies = fn(&LuaCall) -> Result<LuaReply, CallError>;
+
+    thread_local! {
+        /// Answers connections opened by this thread.
+        pub static ANSWERS: Cell<Option<FakeReplies>> = const { Cell::new(None) };
+    }
+
+    /// Other tasks may run before the call takes effect, and before its result arrives.
+    pub async fn call(answers: FakeReplies, call: &LuaCall) -> Result<LuaReply, CallError> {
+        others().await;
+        let answer = answers(call);
+        others().await;
+        answer
+    }
+}

@@ -1,0 +1,76 @@
+//! The receiving side of a connection to an engine.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::BytesMut;
+use tokio::io::AsyncReadExt;
+use tokio::task::unconstrained;
+
+use super::BUFFER;
+use super::response_head::ResponseHead;
+use crate::dial::BoxedIo;
+use crate::http1::HeadCache;
+
+/// Initial read buffer: large enough for an event, or a small response with its head. Grows while reads
+/// fill it.
+const ROOM: usize = 4 * 1024;
+
+/// Less free space than this is not read into.
+const LEAST_ROOM: usize = 1024;
+
+/// A connection, and its received bytes that were not consumed yet.
+pub(super) struct UpstreamConn {
+    pub io: BoxedIo,
+    pub buffer: BytesMut,
+    /// Bytes received since it was opened.
+    pub received: u64,
+    /// Cache of its response heads.
+    pub known: HeadCache<ResponseHead>,
+    room: usize,
+}
+
+impl UpstreamConn {
+    pub fn new(io: BoxedIo) -> Self {
+        UpstreamConn { io, buffer: BytesMut::new(), received: 0, known: HeadCache::default(), room: ROOM }
+    }
+
+    /// Reads into the buffer; returns the number of bytes, 0 at the end of the connection.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        // Reuses the buffer if no slice of it is alive, which is the rule; it is then still in the
+        // processor's caches.
+        if self.buffer.is_empty() {
+            let _ = self.buffer.try_reclaim(self.room);
+        }
+        if self.buffer.capacity() - self.buffer.len() < LEAST_ROOM {
+            self.buffer.reserve(self.room);
+        }
+        let room = self.buffer.capacity() - self.buffer.len();
+        let read = ready!(pin!(self.io.read_buf(&mut self.buffer)).poll(cx))?;
+        self.received += read as u64;
+        if read == room {
+            self.room = (2 * room).clamp(ROOM, BUFFER);
+        } else if read < self.room / 4 {
+            self.room = (self.room / 2).max(ROOM);
+        }
+        Poll::Ready(Ok(read))
+    }
+
+    /// Called when the connection goes idle; drops an oversized read buffer.
+    pub fn shrink(&mut self) {
+        if self.buffer.capacity() > ROOM {
+            self.buffer = BytesMut::new();
+        }
+        self.room = ROOM;
+    }
+
+    /// Whether no bytes, not even the end of the connection, follow the last response. Bypasses the task's
+    /// cooperative budget, which could otherwise report "nothing to read" wrongly. Registers the task to be
+    /// woken by input.
+    pub fn is_reusable(&mut self, cx: &mut Context<'_>) -> bool {
+        let look = pin!(unconstrained(poll_fn(|cx| self.poll_read(cx))));
+        look.poll(cx).is_pending() && self.buffer.is_empty()
+    }
+}
