@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::running::{attempt, authority, get, until};
+use crate::running::{ask, attempt, authority, get, until};
 
 pub struct Prometheus {
     child: Child,
@@ -77,7 +77,7 @@ impl Prometheus {
 
     /// Waits until a group of rules of this name is there.
     pub fn until_rules(&self, group: &str) {
-        until("the rules are there", || get(&self.url, "/api/v1/rules").ok().filter(|told| told.contains(group)));
+        until("the rules are there", || self.get("/api/v1/rules").filter(|told| told.contains(group)));
     }
 
     /// One that is told by its arguments where settings and data are.
@@ -98,7 +98,7 @@ impl Prometheus {
     pub fn ask<T>(&self, path: &str, look: impl Fn(&Value) -> Option<T>) -> T {
         let mut last = String::new();
         let found = attempt(|| {
-            last = get(&self.url, path).ok()?;
+            last = self.get(path)?;
             look(&serde_json::from_str(&last).ok()?)
         });
         found.unwrap_or_else(|| panic!("{path} never was as it should be: {last}"))
@@ -130,7 +130,12 @@ impl Prometheus {
 
     fn answer(&self, query: &str) -> Option<String> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        get(&self.url, &format!("/api/v1/query?query={encoded}")).ok()
+        self.get(&format!("/api/v1/query?query={encoded}"))
+    }
+
+    /// HTTP/1.0, because a long answer would be chunked.
+    fn get(&self, path: &str) -> Option<String> {
+        ask(&self.url, &format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n")).ok()
     }
 }
 

@@ -223,7 +223,9 @@ pub fn ask(url: &str, request: &str) -> Result<String, String> {
     };
     let answer = read().map_err(|error| error.to_string())?;
     match answer.split_once("\r\n\r\n") {
-        Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
+        Some((head, body)) if head.starts_with("HTTP/1.1 200") || head.starts_with("HTTP/1.0 200") => {
+            Ok(body.to_owned())
+        }
         _ => Err(answer),
     }
 }

@@ -1,11 +1,14 @@
-//! What a sweep measured, read from its summary.
+//! What a sweep measured, read from its summary: the one that `goodput sweep` writes, or one of another tool.
 //!
-//! Read by the names of figures and not by their place: `goodput` (per replica), `target`, `workload`, mean `ttft` and
-//! `tpot` at the knee. A summary with several classes has them under `classes`, each with its name.
+//! The latter is read by the names of figures and not by their place: `goodput` (per replica), `target`, `workload`,
+//! mean `ttft` and `tpot` at the knee. With several classes it has them under `classes`, each with its name.
 
 use serde_json::Value;
 
 use super::input::{RawClass, RawLaw, RawLength};
+use crate::load::summary::{FORMAT, SweepSummary};
+use crate::load::sweep::CacheResult;
+use crate::load::workload::CacheState;
 
 /// Fills in what a summary says of a class and nobody said by hand.
 ///
@@ -15,6 +18,10 @@ pub(super) fn fill(class: &mut RawClass, summary: &str) -> Result<(), String> {
     let whole: Value = serde_json::from_str(summary).map_err(|error| format!("it is not JSON: {error}"))?;
     if !whole.is_object() {
         return Err("it is not a JSON object".to_owned());
+    }
+    if whole.get("format").and_then(Value::as_str) == Some(FORMAT) {
+        let sweep = serde_json::from_value(whole).map_err(|error| format!("it is no summary of a sweep: {error}"))?;
+        return fill_from_sweep(class, &sweep);
     }
     let part = part_of(&whole, class.class.as_deref())?;
     let found = |names: &[&str]| names.iter().find_map(|name| part.get(name).or_else(|| whole.get(name)));
@@ -38,6 +45,37 @@ pub(super) fn fill(class: &mut RawClass, summary: &str) -> Result<(), String> {
     class.ttft_seconds = class.ttft_seconds.or_else(|| mean(&["ttft_seconds", "ttft"]));
     class.tpot_seconds = class.tpot_seconds.or_else(|| mean(&["tpot_seconds", "tpot"]));
     Ok(())
+}
+
+/// Fills in what `goodput sweep` found. It gives percentiles of times and no means, so those are not taken.
+fn fill_from_sweep(class: &mut RawClass, sweep: &SweepSummary) -> Result<(), String> {
+    let [swept] = &sweep.workload.classes[..] else {
+        let names: Vec<&str> = sweep.workload.classes.iter().map(|class| class.class.as_str()).collect();
+        return Err(format!("it is of a mix of classes ({}); plan with a sweep of one class", names.join(", ")));
+    };
+    match class.class.as_deref() {
+        Some(name) if name != swept.class => return Err(format!("it has no class {name}; it has {}", swept.class)),
+        Some(_) => {}
+        None => class.class = Some(swept.class.clone()),
+    }
+    let result = planned_result(&sweep.results).ok_or("it has no result")?;
+    let goodput = class.goodput.or(result.goodput.per_replica);
+    class.goodput = Some(
+        goodput.ok_or_else(|| format!("the sweep found no goodput to plan with: {}", result.goodput.explanation))?,
+    );
+    class.target = class.target.or(Some(swept.joint_attainment_target));
+    let knee = result.points.iter().rfind(|point| Some(point.rate) == result.goodput.highest_clearing);
+    if let Some(measured) = knee.and_then(|point| point.classes.first()) {
+        let (input, output) = (measured.planned_input_tokens, measured.output_tokens);
+        class.input_tokens = class.input_tokens.or(Some(RawLength::Mean(input)));
+        class.output_tokens = class.output_tokens.or(Some(RawLength::Mean(output)));
+    }
+    Ok(())
+}
+
+/// Of several cache states the cold one: what it carries is there whatever the cache holds.
+fn planned_result(results: &[CacheResult]) -> Option<&CacheResult> {
+    results.iter().find(|result| result.cache == CacheState::Cold).or(results.first())
 }
 
 /// What the summary says of this class; the whole of it where it has no classes.
@@ -89,6 +127,28 @@ mod tests {
         assert_eq!(class.output_tokens, Some(RawLength::Mean(400.0)));
         let law = RawLaw { mean: None, p50: Some(900.0), p95: Some(6000.0) };
         assert_eq!(class.input_tokens, Some(RawLength::Law(law)));
+    }
+
+    /// The summary is one that `goodput sweep` wrote, without its single runs and all rates but one.
+    #[test]
+    fn the_summary_of_our_own_sweep_is_read() {
+        let summary = include_str!("sweep_summary.json");
+        let mut class = RawClass::default();
+        fill(&mut class, summary).unwrap();
+        assert_eq!((class.class.as_deref(), class.goodput, class.target), (Some("default"), Some(360.0), Some(0.9)));
+        assert_eq!(class.input_tokens, Some(RawLength::Mean(123.5)));
+        assert_eq!(class.output_tokens, Some(RawLength::Mean(22.0)));
+        assert_eq!((class.ttft_seconds, class.tpot_seconds), (None, None), "a median is no mean");
+        let mut other = RawClass { class: Some("voice".to_owned()), ..RawClass::default() };
+        assert_eq!(fill(&mut other, summary).unwrap_err(), "it has no class voice; it has default");
+        let mut sweep: SweepSummary = serde_json::from_str(summary).unwrap();
+        sweep.workload.classes.push(sweep.workload.classes[0].clone());
+        let mix = serde_json::to_string(&sweep).unwrap();
+        assert!(fill(&mut RawClass::default(), &mix).unwrap_err().contains("mix of classes"));
+        sweep.workload.classes.pop();
+        sweep.results[0].goodput.per_replica = None;
+        let none = serde_json::to_string(&sweep).unwrap();
+        assert!(fill(&mut RawClass::default(), &none).unwrap_err().contains("360.0 requests/s clear"));
     }
 
     #[test]
