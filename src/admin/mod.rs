@@ -453,6 +453,8 @@ fn is_the_token(sent: &[u8], token: &SecretString) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use axum::body::Body;
     use http_body_util::BodyExt;
     use tower::ServiceExt;
@@ -779,34 +781,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_drill_counts_so_many_misses_and_needs_the_token() {
-        struct Counting(std::sync::atomic::AtomicU64);
-        impl AdminView for Counting {
-            fn metrics(&self, _: bool) -> String {
-                String::new()
-            }
-            fn is_ready(&self) -> bool {
-                true
-            }
-            fn slo(&self) -> Vec<ClassStanding> {
-                Vec::new()
-            }
-            fn status(&self, _: HistorySpan) -> GatewayStatus {
-                GatewayStatus::default()
-            }
-            fn drain(&self, _: &DrainOrder) -> Result<EngineStatus, DrainError> {
-                Err(DrainError::UnknownPool)
-            }
-            fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
-                Err(LevelError::UnknownClass)
-            }
-            fn drill(&self, misses: u64) {
-                self.0.fetch_add(misses, std::sync::atomic::Ordering::Relaxed);
-            }
-            fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
-                Box::pin(async { Ok(Vec::new()) })
-            }
-        }
-        let view = Arc::new(Counting(std::sync::atomic::AtomicU64::new(0)));
+        let view = Arc::new(CountingView::default());
         let post = async |token: Option<&str>, bearer: &str, body: &str| {
             let request = Request::post("/-/drill").header("authorization", bearer).body(Body::from(body.to_owned()));
             let router = router(Arc::clone(&view) as Arc<dyn AdminView>, access(token), Clock::start());
@@ -819,10 +794,10 @@ mod tests {
         {
             assert_eq!(post(Some("t"), "Bearer t", wrong).await.status, 400, "{wrong}");
         }
-        assert_eq!(view.0.load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(view.misses.load(Ordering::Relaxed), 0);
         let done = post(Some("t"), "Bearer t", right).await;
         assert_eq!((done.status, done.text.as_str()), (200, r#"{"class":"drill","misses":20}"#));
-        assert_eq!(view.0.load(std::sync::atomic::Ordering::Relaxed), 20);
+        assert_eq!(view.misses.load(Ordering::Relaxed), 20);
     }
 
     #[tokio::test]
@@ -930,11 +905,14 @@ mod tests {
         }
     }
 
-    /// Reports the number of looks as the requests that were met.
+    /// Counts looks, which it reports as the requests that were met, and the misses of drills.
     #[derive(Default)]
-    struct Counting(std::sync::atomic::AtomicU64);
+    struct CountingView {
+        looks: AtomicU64,
+        misses: AtomicU64,
+    }
 
-    impl AdminView for Counting {
+    impl AdminView for CountingView {
         fn metrics(&self, _: bool) -> String {
             String::new()
         }
@@ -948,7 +926,7 @@ mod tests {
         }
 
         fn status(&self, _: HistorySpan) -> GatewayStatus {
-            let met = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+            let met = self.looks.fetch_add(1, Ordering::Relaxed) + 1;
             let standing =
                 ClassStanding { class: "chat".to_owned(), met: 7000 + met, total: 9000, ..Default::default() };
             let classes = vec![status::ClassStatus { standing, ..Default::default() }];
@@ -963,7 +941,9 @@ mod tests {
             Err(LevelError::UnknownClass)
         }
 
-        fn drill(&self, _: u64) {}
+        fn drill(&self, misses: u64) {
+            self.misses.fetch_add(misses, Ordering::Relaxed);
+        }
 
         fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
             Box::pin(async { Ok(Vec::new()) })
@@ -973,7 +953,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_open_page_is_told_all_parts_at_first_and_then_what_changed() {
         let clock = Clock::start();
-        let router = router(Arc::new(Counting::default()), Access::default(), clock);
+        let router = router(Arc::new(CountingView::default()), Access::default(), clock);
         let response = router.oneshot(Request::get("/events").body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(response.headers()[CONTENT_TYPE], "text/event-stream");
         let mut body = response.into_body();
@@ -991,7 +971,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_looks_at_the_same_time_shares_one_look_and_too_many_are_turned_away() {
-        let view = Arc::new(Counting::default());
+        let view = Arc::new(CountingView::default());
         let router = router(Arc::clone(&view) as Arc<dyn AdminView>, Access::default(), Clock::start());
         let open = || router.clone().oneshot(Request::get("/events").body(Body::empty()).unwrap());
         let mut bodies = Vec::new();
@@ -1003,7 +983,7 @@ mod tests {
         for body in &mut bodies {
             events_until(body, &mut String::new(), "event: actions\n").await;
         }
-        assert_eq!(view.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+        assert_eq!(view.looks.load(Ordering::Relaxed), 1);
         let refused = open().await.unwrap();
         assert_eq!((refused.status().as_u16(), refused.headers().contains_key("retry-after")), (503, true));
         bodies.pop();
