@@ -98,6 +98,16 @@ pub(super) enum AttemptResult {
     Ended(Rejection),
 }
 
+impl AttemptResult {
+    /// The HTTP status of the response of a failed attempt, if it has one.
+    pub(super) fn failed_status(&self) -> Option<u16> {
+        match self {
+            AttemptResult::Failed(_, Ok(answer)) => Some(answer.head.parts.status.as_u16()),
+            AttemptResult::Failed(_, Err(_)) | AttemptResult::Speaks(..) | AttemptResult::Ended(_) => None,
+        }
+    }
+}
+
 /// An engine's response of which nothing was forwarded yet.
 pub struct HeldResponse {
     /// The head for the client.
