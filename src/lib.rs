@@ -14,7 +14,7 @@
 //! | 0 words | [`types`] | The words of the domain, with their units. | [`types::Tick`], [`types::Tokens`], [`types::ApiPath`] |
 //! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
 //! | | [`json`] | One push tokenizer for requests, answers and events. | [`json::Tokenizer`] |
-//! | | [`http1`] | Where the body of an HTTP/1.1 message ends, how a head that repeats is known, and fields that come with a body. | [`http1::Framing`], [`http1::HeadCache`], [`http1::ResponseHeaders`] |
+//! | | [`http1`] | The HTTP/1.1 codec: heads and bodies of both directions, and what is refused of them. | [`http1::Framing`], [`http1::take_request_head`], [`http1::take_response_head`] |
 //! | | `sync` | `parking_lot`'s locks; in unit tests also ones whose order of steps is tried. | |
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |

@@ -18,11 +18,12 @@ use crate::admit::overload_control::{ActionKind, ActionKinds};
 use crate::admit::queue::PrefillBudget;
 use crate::forward::conn_pool::{RequestWriter, UpstreamResponse};
 use crate::forward::deadlines::earlier;
-use crate::forward::headers::{Content, EngineHeaders, Hop, Media, RequestLines, RequestMeta, TraceFields};
+use crate::forward::headers::{EngineHeaders, Hop, RequestLines, RequestMeta, TraceFields};
 use crate::forward::{
     AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, DeadlineAction, Deadlines, HoldError, Relay,
     RelayConfig, UpstreamHead, limit_refusal, start,
 };
+use crate::http1::{Content, Media};
 use crate::observe::{Observer, ResponseExpectation, ResponseFormat, TimeoutKind};
 use crate::record::trace::OutgoingTrace;
 use crate::reject::Rejection;
