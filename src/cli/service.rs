@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
+use parking_lot::Mutex;
 use tokio::task::{Id, JoinHandle, JoinSet};
 use tower::ServiceExt;
 
@@ -17,6 +18,7 @@ use crate::accept::{ConnectionServer, Drain, DrainPhase, ListenError, Listener};
 use crate::admin::status::{EngineStatus, GatewayStatus};
 use crate::admin::{
     self, Access, AdminView, BurnRate, ClassStanding, Degradation, DrainOrder, DriftStanding, Hosts, LengthStanding,
+    SloBody,
 };
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -26,8 +28,8 @@ use crate::gateway::{Gateway, GatewayDeps, LevelView, OverrideError};
 use crate::record::burn::WindowCount;
 use crate::record::settings::{AccessLog, SloStateSettings};
 use crate::record::{
-    self, Format, HistorySpan, LengthStatus, RecordSinks, Recorder, SloStatus, StateFile, StateLoad, WorkloadDrift,
-    access,
+    self, Format, HistorySpan, LengthStatus, PrometheusReader, RecordSinks, Recorder, SloStatus, StateFile, StateLoad,
+    StateSave, StateStamp, WorkloadDrift, access,
 };
 use crate::route::probe::Probes;
 use crate::route::{DrainError, UnlistedModel};
@@ -59,6 +61,7 @@ pub struct Service {
     source: Option<SettingsFile>,
     writers: Vec<JoinHandle<()>>,
     state: Option<StateSaver>,
+    reader: Option<PrometheusReader>,
 }
 
 impl Service {
@@ -84,6 +87,10 @@ impl Service {
         let (sinks, writers) = sinks(&settings, &dial, clock);
         let recorder = Recorder::with_sinks(clock, sinks);
         let state = settings.slo_state.as_ref().map(|state| restore(state, &recorder));
+        let reader = settings.prometheus.clone().map(|prometheus| {
+            recorder.expect_prometheus();
+            PrometheusReader::new(prometheus, Arc::clone(&dial), recorder.clone(), clock)
+        });
         let listener = listener.counting(recorder.listener_stats().clone());
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
         let materials = GatewayDeps { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
@@ -91,7 +98,7 @@ impl Service {
         gateway.recorder.reloaded(true);
         let probes = Arc::new(Probes::new(Arc::clone(&gateway.fleet), dial, clock, rand::random()));
         probes.apply_settings(&pools);
-        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state })
+        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state, reader })
     }
 
     /// Where clients are served: with the port that the system chose, if it was asked to.
@@ -142,7 +149,7 @@ impl Service {
     /// their end within the drain limit. Told once more, it does not wait for that: what is open
     /// is ended in band.
     pub async fn run(self, told: impl AsyncFnMut()) {
-        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state } = self;
+        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state, reader } = self;
         let mut tasks = BackgroundTasks::default();
         tasks.spawn("seats and levels", gateway.clone().run_seat_sync());
         tasks.spawn("history", gateway.recorder.clone().keep_history());
@@ -150,6 +157,9 @@ impl Service {
         tasks.spawn("books", gateway.clone().run_limit_sync());
         if let Some(state) = state.clone() {
             tasks.spawn("slo state", state.keep_saved(gateway.recorder.clone(), clock));
+        }
+        if let Some(reader) = reader {
+            tasks.spawn("prometheus", reader.run());
         }
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn("sweeper", async move { sweeping.run_sweeper().await });
@@ -324,6 +334,8 @@ struct StateSaver {
     every: Duration,
     /// A file of somebody else's stays as it is.
     may_save: bool,
+    /// The file as this gateway read or saved it last.
+    stamp: Arc<Mutex<Option<StateStamp>>>,
 }
 
 /// Takes in the counts of the process before. Blocks: nothing is served yet.
@@ -347,7 +359,8 @@ fn restore(settings: &SloStateSettings, recorder: &Recorder) -> StateSaver {
         ),
     }
     recorder.keep_counts(load);
-    StateSaver { file, every: settings.every, may_save }
+    let stamp = Arc::new(Mutex::new(file.stamp()));
+    StateSaver { file, every: settings.every, may_save, stamp }
 }
 
 impl StateSaver {
@@ -365,13 +378,23 @@ impl StateSaver {
         }
         let (file, state) = (self.file.clone(), recorder.slo_state());
         // A disk may take its time, and threads that relay have none.
-        let saved = tokio::task::spawn_blocking(move || file.save(&state)).await;
-        let saved = saved.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-        recorder.state_saved(saved.is_ok());
-        if let Err(error) = saved {
-            let path = self.file.path().display();
-            tracing::warn!(%path, %error, "the counts of classes could not be saved");
+        let saved = tokio::task::spawn_blocking(move || (file.stamp(), file.save(&state))).await;
+        let (found, saved) = saved.unwrap_or_else(|error| (None, Err(std::io::Error::other(error))));
+        let path = self.file.path().display();
+        let result = match saved {
+            Ok(stamp) => {
+                let last = self.stamp.lock().replace(stamp);
+                if found == last { StateSave::Success } else { StateSave::Conflict }
+            }
+            Err(error) => {
+                tracing::warn!(%path, %error, "the counts of classes could not be saved");
+                StateSave::Failure
+            }
+        };
+        if result == StateSave::Conflict {
+            tracing::warn!(%path, "another process has saved its counts in this file meanwhile: each gateway needs one of its own (telemetry.slo_state.path)");
         }
+        recorder.state_saved(result);
     }
 }
 
@@ -510,8 +533,8 @@ impl AdminView for ServiceView {
         !self.drain.is_leaving()
     }
 
-    fn slo(&self) -> Vec<ClassStanding> {
-        standings(&self.gateway)
+    fn slo(&self) -> SloBody {
+        SloBody { note: self.gateway.recorder.budgets_in_words(), classes: standings(&self.gateway) }
     }
 
     fn status(&self, span: HistorySpan) -> GatewayStatus {
@@ -586,6 +609,7 @@ pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
         attainment: standing.own.count.attainment(),
         budget_remaining: standing.budget_left,
         since_unix_seconds: standing.since,
+        source: standing.source.as_str().into(),
         burn_rate: standing.burn.iter().map(burn_rate).collect(),
         lengths: standing.lengths.iter().map(length).collect(),
         workload_drift: standing.drifts.iter().map(drift).collect(),

@@ -560,6 +560,8 @@ block! {
         may series_by_engine: Located<bool>,
         /// The file in which the counts of classes outlive the process. Default: none; windows begin with the process.
         may slo_state: SloState,
+        /// The Prometheus from which budgets of all gateways together are read. Default: none; each shows its own.
+        may prometheus: PrometheusSource,
         /// Export of traces to a collector, over OTLP in HTTP and protobuf. Default: none.
         may otlp: Otlp,
         /// The journal: one line in a file for each finished request, with lengths and times, without content.
@@ -580,6 +582,24 @@ block! {
         may follow_parent: Located<bool>,
         /// Attributes of the resource, beside `service.name` and what else tells who sends.
         may resource: Entries<Located<String>>,
+    }
+
+    /// The Prometheus from which budgets are read.
+    PrometheusSource {
+        /// Its URL: `http://HOST:9090`. Queries go to `/api/v1/query` below it.
+        must url: Located<String>,
+        /// File with a bearer token, one line. Read at start.
+        may token_file: Located<String>,
+        /// File with headers, `name: value` on each line. Read at start.
+        may headers_file: Located<String>,
+        /// File with the roots of its certificate, in PEM. Default: the system's.
+        may ca_file: Located<String>,
+        /// How often it is read. Default: 1m.
+        may every: Located<Duration>,
+        /// Limit on one query. Default: 10s.
+        may timeout: Located<Duration>,
+        /// Labels that tell these gateways from others that it scrapes.
+        may select: Entries<Located<String>>,
     }
 
     /// The journal.

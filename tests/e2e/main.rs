@@ -10,6 +10,7 @@ mod dashboard;
 mod degradation;
 mod deploy;
 mod exits;
+mod fleet_budgets;
 mod gateway;
 mod journal;
 mod memory;
