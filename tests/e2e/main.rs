@@ -12,6 +12,7 @@ mod deploy;
 mod exits;
 mod gateway;
 mod journal;
+mod load_tools;
 mod memory;
 mod paging;
 mod parts;
