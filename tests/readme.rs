@@ -139,7 +139,9 @@ fn run_by(command: &str) -> Option<RunBy> {
     Some(match words[..] {
         ["cargo", "run", "--", "demo"] => RunBy::Demo,
         ["cargo", "test"] => RunBy::Tests,
-        ["goodput", "check" | "serve" | "engine" | "plan" | "rules", ..] | ["curl", ..] | ["echo", ..] => RunBy::Way,
+        ["goodput", "check" | "serve" | "engine" | "plan" | "rules" | "sweep", ..] | ["curl", ..] | ["echo", ..] => {
+            RunBy::Way
+        }
         ["goodput", "key", ..] => RunBy::Key,
         ["docker", "compose", "-f", "deploy/compose/compose.yaml", "up", "--build"] => RunBy::Compose,
         _ => return None,
@@ -286,6 +288,17 @@ fn the_way_to_ones_own_engine() {
             ("goodput", _, Some("check" | "plan")) => {
                 let checked = goodput(folder.path(), &words[1..], "");
                 assert!(checked.status.success(), "{command}: {}", text(&checked.stdout));
+            }
+            ("goodput", _, Some("sweep")) => {
+                // The whole of it takes the better part of an hour: here is one rate, for a moment.
+                let short = "--rates 2 --repetitions 1 --warm-up 0.1 --min-seconds 0.2 --max-seconds 1 --first-look 1 --out swept";
+                let url = running["engine"].url.as_str();
+                let words = words[1..].iter().map(|word| if *word == "http://127.0.0.1:8000" { url } else { word });
+                let words: Vec<&str> = words.chain(short.split(' ')).collect();
+                let swept = goodput(folder.path(), &words, "");
+                // Whether promises are kept depends on how busy this machine is.
+                assert!(matches!(swept.status.code(), Some(0 | 1)), "{command}: {}", text(&swept.stderr));
+                assert!(folder.path().join("swept/report.html").exists());
             }
             ("goodput", _, Some("rules")) => {
                 let rules = goodput(folder.path(), &words[1..], "");

@@ -13,15 +13,19 @@ pub mod drill;
 pub mod engine;
 pub mod health;
 pub mod key;
+mod load_runtime;
 mod logs;
 mod numbers;
 pub mod plan;
 mod print;
+pub mod replay;
 pub mod report;
 pub mod rules;
 pub mod schema;
 pub mod serve;
 pub mod service;
+mod service_options;
+mod service_probe;
 mod signals;
 mod status;
 pub mod sweep;
@@ -63,6 +67,8 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Find the highest request rate at which a service keeps its promises.
     Sweep(Box<sweep::SweepArgs>),
+    /// Replay recorded traffic against a service or a simulated fleet, and lose engines on the way.
+    Replay(Box<replay::ReplayArgs>),
     /// Compare sweeps, and write a report of them.
     Report(report::ReportArgs),
     /// Ask a running gateway whether it is well.
@@ -86,6 +92,7 @@ pub fn run() -> ExitCode {
         Command::Engine(engine) => engine.run(),
         Command::Plan(plan) => plan.run(),
         Command::Sweep(sweep) => sweep.run(),
+        Command::Replay(replay) => replay.run(),
         Command::Report(report) => report.run(),
         Command::Health(health) => health.run(),
         Command::Top(top) => top.run(),

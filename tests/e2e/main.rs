@@ -13,6 +13,7 @@ mod exits;
 mod fleet_budgets;
 mod gateway;
 mod journal;
+mod load_tools;
 mod memory;
 mod paging;
 mod parts;
