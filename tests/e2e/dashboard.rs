@@ -55,7 +55,7 @@ impl Drop for Demo {
     }
 }
 
-/// Every query, with what its variables stand for.
+/// Every query, with its variables replaced.
 fn queries() -> Vec<String> {
     let board: Value = serde_json::from_str(&std::fs::read_to_string(file()).expect("it is there")).expect("JSON");
     let targets = board["panels"].as_array().expect("panels").iter().filter_map(|panel| panel["targets"].as_array());
@@ -85,7 +85,7 @@ fn every_query_of_the_dashboard_has_values_under_the_demos_traffic() {
         let prometheus = Prometheus::of_all(&binary, &[&demo.admin, &idle.admin], &[]);
         let mut empty = queries();
         assert!(empty.len() > 60, "{}", empty.len());
-        // Some come with time: predictions need 33 answers of an engine, tokens a minute of traffic.
+        // Some series take time: predictions need 33 responses of an engine, tokens a minute of traffic.
         let all_have = attempt(|| {
             empty.retain(|query| prometheus.values(query).is_empty());
             empty.is_empty().then_some(())
@@ -96,7 +96,7 @@ fn every_query_of_the_dashboard_has_values_under_the_demos_traffic() {
                 assert!(!value.is_nan(), "{query}: {labels} is not a number");
             }
         }
-        // Of the classes that nobody asks for a ratio has no value at all.
+        // The ratio of a class without requests has no value.
         let kept = "sum by (class) (rate(slo_met_total[30s])) / (sum by (class) (rate(slo_total[30s])) > 0)";
         assert!(queries().iter().any(|query| query.contains("> 0)")));
         let classes: Vec<Value> =
