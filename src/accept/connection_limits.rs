@@ -54,8 +54,8 @@ impl Connections {
         Entered { connections: self, key }
     }
 
-    /// A place for a connection from `address`; none where it has as many already as `most` says, which
-    /// is told how many others have.
+    /// A slot for a connection from `address`; `None` if the address already has `most(others)` connections,
+    /// where `others` is the number of connections from other addresses.
     pub(super) fn place(self: &Arc<Self>, address: IpAddr, most: impl FnOnce(usize) -> usize) -> Option<AddressSlot> {
         let address = host_of(address);
         let mut counts = self.of_address.lock();

@@ -23,8 +23,8 @@ const MOST_LINES: usize = 100;
 #[derive(Clone, Debug)]
 pub(super) struct ResponseHead {
     pub parts: Arc<response::Parts>,
-    /// What its fields say of the body: the values that decide it are the same in every head that is
-    /// made of this one ([`http1::HeadCache`]).
+    /// Properties of the body by the header fields. Every head derived from this one has the same decisive
+    /// values ([`http1::HeadCache`]).
     pub content: Content,
     pub framing: Framing,
     /// Whether the connection may be reused.
@@ -132,7 +132,7 @@ fn parse(buffer: &[u8]) -> Result<Option<Parsed>, ResponseError> {
 /// Headers that the gateway adds to an event stream.
 const FIELDS_OF_OURS: usize = 2;
 
-/// What the headers say about body and connection.
+/// Header fields about body and connection.
 #[derive(Default)]
 struct ResponseFields {
     /// Number of transfer codings, and whether the only one is `chunked`.
