@@ -23,6 +23,8 @@ pub use crate::route::settings::{EngineAddress, Scheme};
 
 mod pipe;
 mod race;
+#[cfg(test)]
+mod tests;
 pub use pipe::{PipeDial, PipeListener};
 pub use race::{NEXT_AFTER, in_order, race};
 
@@ -88,35 +90,18 @@ impl Sockets {
         Self::default()
     }
 
-    /// A connection to one of the addresses of a host: `open` makes it, TLS included, because an address
-    /// that takes connections and then says nothing is no better than one that takes none.
-    async fn reach<T, F>(&self, to: &EngineAddress, open: impl Fn(IpAddr) -> F) -> io::Result<T>
-    where
-        F: Future<Output = io::Result<T>>,
-    {
+    async fn connect(&self, to: &EngineAddress, roots: Option<&Roots>) -> io::Result<BoxedIo> {
         let host = to.host.trim_start_matches('[').trim_end_matches(']');
-        if let Ok(address) = host.parse::<IpAddr>() {
-            return open(address).await;
-        }
-        let found: Vec<IpAddr> = tokio::net::lookup_host((host, to.port)).await?.map(|found| found.ip()).collect();
-        if let [address] = found[..] {
-            return open(address).await;
-        }
-        let key = (Arc::clone(&to.host), to.port);
-        let known = self.answered.lock().get(&key).copied();
-        let order = in_order(&found, known);
-        let (address, connection) = race(self.clock, &order, open).await?;
-        if known != Some(address) {
-            let mut answered = self.answered.lock();
-            if answered.len() >= MOST_NAMES {
-                answered.clear();
-            }
-            answered.insert(key, address);
-        }
-        Ok(connection)
+        let found: Vec<IpAddr> = match host.parse() {
+            Ok(address) => vec![address],
+            Err(_) => tokio::net::lookup_host((host, to.port)).await?.map(|found| found.ip()).collect(),
+        };
+        self.connect_to(to, &found, roots).await
     }
 
-    async fn connect(&self, to: &EngineAddress, roots: Option<&Roots>) -> io::Result<BoxedIo> {
+    /// A connection to one of an engine's addresses, TLS included, because an address that takes connections
+    /// and then says nothing is no better than one that takes none.
+    async fn connect_to(&self, to: &EngineAddress, found: &[IpAddr], roots: Option<&Roots>) -> io::Result<BoxedIo> {
         let tls = match to.scheme {
             Scheme::Http => None,
             Scheme::Https => {
@@ -125,7 +110,21 @@ impl Sockets {
                 Some((TlsConnector::from(self.config(roots).await?), name))
             }
         };
-        self.reach(to, |address| open(SocketAddr::new(address, to.port), tls.clone())).await
+        let open = |address| open(SocketAddr::new(address, to.port), tls.clone());
+        if let [address] = *found {
+            return open(address).await;
+        }
+        let key = (Arc::clone(&to.host), to.port);
+        let known = self.answered.lock().get(&key).copied();
+        let (address, connection) = race(self.clock, &in_order(found, known), open).await?;
+        if known != Some(address) {
+            let mut answered = self.answered.lock();
+            if answered.len() >= MOST_NAMES {
+                answered.clear();
+            }
+            answered.insert(key, address);
+        }
+        Ok(connection)
     }
 
     async fn config(&self, roots: Option<&Roots>) -> io::Result<Arc<ClientConfig>> {

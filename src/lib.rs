@@ -13,7 +13,7 @@
 //! | 0 types | [`types`] | Domain types with their units. | [`types::Tick`], [`types::Tokens`], [`types::ApiPath`] |
 //! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
 //! | | [`json`] | One push tokenizer for requests, responses and events. | [`json::Tokenizer`] |
-//! | | [`http1`] | HTTP/1.1: body framing, cached heads, header fields written late. | [`http1::Framing`], [`http1::HeadCache`], [`http1::ResponseHeaders`] |
+//! | | [`http1`] | HTTP/1.1 codec: heads and bodies of both directions, and the rules that reject them. | [`http1::Framing`], [`http1::take_request_head`], [`http1::take_response_head`] |
 //! | | `sync` | Lock types: `parking_lot`, in interleaving tests `shuttle`. | |
 //! | 1 pure | [`identify`] | API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | Facts of a request body, in one pass. | [`inspect::Scanner`], [`inspect::Facts`] |

@@ -421,7 +421,7 @@ async fn a_waiting_connection_is_served_once_the_limit_is_raised() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    house.door.set_limits(&Listen { max_connections: 2, ..local() }).unwrap();
+    house.door.set_limits(&Listen { max_connections: 2, ..local() }).await.unwrap();
     let mut text = String::new();
     soon("its turn beside the first", second.read_to_string(&mut text)).await.unwrap();
     assert!(text.ends_with("2 bytes"), "{text}");
@@ -542,7 +542,7 @@ mod tls {
         let first = soon("before", body.frame()).await.unwrap().unwrap();
         assert_eq!(first.into_data().unwrap(), "before");
         made.renew();
-        house.door.set_limits(&Listen { tls: Some(made.tls.clone()), ..local() }).unwrap();
+        house.door.set_limits(&Listen { tls: Some(made.tls.clone()), ..local() }).await.unwrap();
         assert_ne!(leaf(&made.connect(&house, &[b"http/1.1"]).await), old);
         house.feed.send(Bytes::from_static(b"after")).await.unwrap();
         let second = soon("after", body.frame()).await.unwrap().unwrap();

@@ -10,7 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
-use super::head::ParsedHead;
+use crate::http1::ParsedHead;
 use crate::types::{ClientState, Tick};
 
 /// A request as received by a connection. The connection shares the head, from which it derives the next

@@ -89,14 +89,17 @@ impl ConnectionServer {
     }
 
     /// Sets limits and certificate files for future connections after a reload of the settings. The address,
-    /// and whether TLS is used, do not change.
+    /// and whether TLS is used, do not change. The files are read on a thread for blocking work, because a
+    /// file system that hangs would otherwise hold up connections.
     ///
     /// # Errors
-    /// An unusable certificate; then nothing changes.
     /// A certificate that cannot be used; then everything stays as it was.
-    pub fn set_limits(&self, listen: &Listen) -> Result<(), TlsError> {
+    pub async fn set_limits(&self, listen: &Listen) -> Result<(), TlsError> {
         if let (Some(certificates), Some(tls)) = (&self.certificates, &listen.tls) {
-            certificates.renew_from(tls)?;
+            let (certificates, tls) = (Arc::clone(certificates), tls.clone());
+            let file = tls.certificate_file.clone();
+            let renewed = tokio::task::spawn_blocking(move || certificates.renew_from(&tls)).await;
+            renewed.map_err(|error| TlsError::Unreadable { file, source: io::Error::other(error) })??;
         }
         self.limits.store(Arc::new(listen.clone()));
         self.changed.notify_one();

@@ -19,17 +19,18 @@ use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tower::Service;
 
-use self::request_head::{HeadLimits, RequestHead};
-use self::writer::{ResponseFraming, ResponseMode, WriteBuffer};
+use self::writer::WriteBuffer;
 use super::body::{BodyError, BodySender, BodySource, IncomingRequest};
 use super::connection::{BoxError, ConnDriver};
 use super::date::Dates;
 use super::read_fairness::{ReadFairness, ReadTicket};
 use super::service::{self, ConnService, TrackedBody};
 use super::settings::Listen;
-use crate::http1::{Decoded, Framing, FramingError, HeadCache, ResponseHeaders};
+use crate::http1::{
+    self, Decoded, Framing, FramingError, HeadCache, HeadLimits, RequestHead, ResponseFraming, ResponseHeaders,
+    ResponseMode,
+};
 
-mod request_head;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -210,7 +211,7 @@ where
             return Poll::Ready(Ok(()));
         }
         let ReadState { buffer, looked_at, .. } = this.inbox;
-        match request_head::take(buffer, looked_at, this.known, *this.limits) {
+        match http1::take_request_head(buffer, looked_at, this.known, *this.limits) {
             Ok(Some(RequestHead { head, framing, keeps, awaits_continue })) => {
                 *this.manners = ResponseMode { version: head.version, is_head: head.method == Method::HEAD, keeps };
                 let body = this.inbox.begin(framing, awaits_continue);
@@ -238,7 +239,7 @@ where
             }
             Err(why) => {
                 this.reception.refused(why);
-                this.out.refusal(why, request_head::path_of_unread(&this.inbox.buffer), &this.dates.now());
+                this.out.refusal(why, http1::path_of_unread(&this.inbox.buffer), &this.dates.now());
                 *this.end = Some(ConnEnd::Clean);
             }
         }

@@ -8,7 +8,7 @@
 //! before new ones are read, and the wait of the new ones is recorded.
 //!
 //! The meaning of a request is left to the service, any `tower::Service`, which also rejects heads that
-//! violate the request rules ([`ParsedHead::check`]).
+//! violate the request rules ([`ParsedHead::check`](crate::http1::ParsedHead::check)).
 //!
 //! How a connection ends:
 //!
@@ -33,7 +33,6 @@ mod date;
 mod detect;
 mod drain;
 mod h2_send_buffer;
-mod head;
 mod http1_connection;
 mod listener;
 mod read_fairness;
@@ -49,7 +48,6 @@ mod write_stall;
 pub use body::{BodyError, IncomingRequest, RequestBody};
 pub use connection::{BoxError, ConnectionServer};
 pub use drain::{Drain, DrainPhase};
-pub use head::ParsedHead;
 pub use listener::{ListenError, Listener};
 pub use request_id::new_request_id;
 pub use tls::{Certificates, TlsError};

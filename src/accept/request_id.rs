@@ -5,9 +5,6 @@ use http::HeaderName;
 use crate::types::RequestId;
 use crate::types::decimal::put_hex;
 
-/// The request id header of requests and responses.
-pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
 /// The header with a rejection's reason.
 pub(super) const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
 

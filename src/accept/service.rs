@@ -27,10 +27,9 @@ use super::conn_state::{ConnState, OpenRequest};
 use super::connection::BoxError;
 use super::drain::{Drain, DrainPhase, DrainWatch};
 use super::h2_send_buffer::H2SendBuffer;
-use super::head::ParsedHead;
-use super::request_id::{X_GOODPUT_REASON, X_REQUEST_ID, new_request_id};
+use super::request_id::{X_GOODPUT_REASON, new_request_id};
 use super::write_stall::Stall;
-use crate::http1::{HeaderSink, ResponseHeaders, with_fields};
+use crate::http1::{HeaderSink, ParsedHead, ResponseHeaders, X_REQUEST_ID, with_fields};
 use crate::reject::Rejection;
 use crate::types::{ClientState, Dialect, DisconnectReason, InvalidHead, ListenerStats, Tick};
 

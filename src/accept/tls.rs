@@ -184,7 +184,13 @@ fn file(path: &Path) -> Result<Vec<u8>, TlsError> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
+
     use super::*;
+    use crate::accept::settings::Listen;
+    use crate::accept::{ConnectionServer, Drain};
 
     fn write(dir: &Path, name: &str) -> Tls {
         let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
@@ -221,5 +227,29 @@ mod tests {
         assert_eq!(certificates.current.load_full().cert[0], first);
         std::fs::write(&tls.private_key_file, other.signing_key.serialize_pem()).unwrap();
         assert!(certificates.renew().unwrap(), "the other half has come");
+    }
+
+    /// One blocking thread, taken by a read that hangs: the settings wait, and the runtime's thread does not.
+    #[test]
+    fn a_reload_reads_certificates_beside_the_threads_that_relay() {
+        let dir = tempfile::tempdir().unwrap();
+        let tls = write(dir.path(), "a");
+        let certificates = Certificates::load(&tls).unwrap();
+        let first = certificates.current.load_full().cert[0].clone();
+        write(dir.path(), "b");
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let listen = Listen { tls: Some(tls), ..Listen::default() };
+            let server = ConnectionServer::new(&listen, Some(&certificates), Drain::new(), Clock::start());
+            let (answers, hangs) = std::sync::mpsc::channel::<()>();
+            let hanging = tokio::task::spawn_blocking(move || hangs.recv().is_err());
+            let mut reload = pin!(server.set_limits(&listen));
+            let begun = poll_fn(|cx| Poll::Ready(reload.as_mut().poll(cx).is_ready())).await;
+            assert!(!begun && certificates.current.load().cert[0] == first);
+            drop(answers);
+            assert!(hanging.await.unwrap());
+            reload.await.unwrap();
+            assert_ne!(certificates.current.load().cert[0], first);
+        });
     }
 }

@@ -439,23 +439,30 @@ fn follow(
     tasks.spawn(
         "settings",
         watcher.run(move |Reload { why, result }| {
-            let came = result.and_then(|settings| reload(settings, &began.settings, &gateway, &probes, &door));
-            gateway.recorder.reloaded(came.is_ok());
-            match &came {
-                Ok(_) => tracing::info!(?why, "settings reloaded"),
-                Err(not) => {
-                    let problem = not.lines(&file).join("; ");
-                    tracing::error!(?why, %problem, "keeping the old settings");
+            let (gateway, probes, door) = (gateway.clone(), Arc::clone(&probes), door.clone());
+            let (began, file) = (Arc::clone(&began), file.clone());
+            async move {
+                let came = match result {
+                    Ok(settings) => reload(settings, &began.settings, &gateway, &probes, &door).await,
+                    Err(not) => Err(not),
+                };
+                gateway.recorder.reloaded(came.is_ok());
+                match &came {
+                    Ok(_) => tracing::info!(?why, "settings reloaded"),
+                    Err(not) => {
+                        let problem = not.lines(&file).join("; ");
+                        tracing::error!(?why, %problem, "keeping the old settings");
+                    }
                 }
+                came
             }
-            came
         }),
     );
     reloader
 }
 
 /// Applies new settings everywhere or nowhere; logs keys that need a restart.
-fn reload(
+async fn reload(
     settings: Settings,
     began: &Settings,
     gateway: &Gateway,
@@ -464,7 +471,7 @@ fn reload(
 ) -> Result<RestartKeys, LoadError> {
     // Fallible steps come first.
     let unusable = |problem| LoadError::Unusable(format!("{:#}", anyhow::Error::from(problem)));
-    door.set_limits(&settings.listen).map_err(unusable)?;
+    door.set_limits(&settings.listen).await.map_err(unusable)?;
     let waiting = began.fixed_differences(&settings);
     for key in &waiting {
         tracing::warn!(key, "a change of this key takes effect after a restart");

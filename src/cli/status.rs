@@ -172,14 +172,14 @@ fn of_miss(miss: &MissRecord, times: &Times) -> MissStatus {
         client_wait_ms: miss.client_wait.map(millis),
         admitted_ms: miss.admitted.map(from_arrival),
         attempts: miss
-            .tried
+            .attempts
             .iter()
             .map(|attempt| AttemptStatus {
                 pool: attempt.pool.to_string(),
                 engine: attempt.engine.to_string(),
                 begin_ms: from_arrival(attempt.begin),
-                failed_ms: attempt.failed.map(|(at, _)| from_arrival(at)),
-                failure: attempt.failed.map(|(_, how)| how.as_str().to_owned()),
+                failed_ms: attempt.failure.map(|failure| from_arrival(failure.at)),
+                failure: attempt.failure.map(|failure| failure.what.to_owned()),
             })
             .collect(),
         first_token_ms: miss.first_token.map(from_arrival),

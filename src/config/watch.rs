@@ -211,7 +211,10 @@ pub fn watch(source: SettingsFile, current: &Settings, every: Duration) -> (Watc
 
 impl Watcher {
     /// Watches and reports every reload; `told` applies it. Ends when the last [`Reloader`] is dropped.
-    pub async fn run(mut self, mut told: impl FnMut(Reload) -> Result<RestartKeys, LoadError>) {
+    pub async fn run<F>(mut self, mut told: impl FnMut(Reload) -> F)
+    where
+        F: Future<Output = Result<RestartKeys, LoadError>>,
+    {
         let mut looks = tokio::time::interval(self.every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -234,12 +237,15 @@ impl Watcher {
         }
     }
 
-    async fn reload(
+    async fn reload<F>(
         &mut self,
         why: ReloadCause,
-        told: &mut impl FnMut(Reload) -> Result<RestartKeys, LoadError>,
-    ) -> Result<RestartKeys, LoadError> {
-        let came = told(Reload { why, result: self.read().await });
+        told: &mut impl FnMut(Reload) -> F,
+    ) -> Result<RestartKeys, LoadError>
+    where
+        F: Future<Output = Result<RestartKeys, LoadError>>,
+    {
+        let came = told(Reload { why, result: self.read().await }).await;
         if let Err(LoadError::Unusable(_)) = came {
             // The obstacle is not part of the settings' content, so it is retried.
             self.seen = SeenContent::default();
@@ -395,7 +401,7 @@ mod tests {
             });
             let came = class.as_ref().map(|_| vec![]).map_err(Clone::clone);
             let _ = sender.send((reload.why, class));
-            came
+            std::future::ready(came)
         }));
         ReloadBench { desk, reloader, heard }
     }

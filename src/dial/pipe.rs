@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_name_leads_to_the_address_that_answers_and_to_it_first_the_next_time() {
+    async fn c83_a_name_leads_to_the_address_that_answers_and_to_it_first_the_next_time() {
         let (network, clock) = (PipeDial::new(), Clock::start());
         let to = EngineAddress { scheme: Scheme::Http, host: "svc".into(), port: 1, base: "".into(), name: None };
         network.name("svc", &[IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])]);

@@ -8,8 +8,8 @@
 //!
 //! A connection has no task of its own: it is written and read by the task that waits for the response,
 //! in the same poll that passes the response on. Requests are not pipelined, so little of HTTP is needed:
-//! `request_writer` writes a request, `response_head` and `framing` read a response and reject one whose framing cannot
-//! be trusted.
+//! `request_writer` writes a request, and the codec ([`http1`](crate::http1)) reads a response and rejects one
+//! whose framing cannot be trusted.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,16 +23,14 @@ use http::response;
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::{Mutex, RwLock};
 
-use super::headers::Content;
 use crate::clock::Clock;
 use crate::dial::{BoxedIo, Dial, EngineAddress, Roots, is_lack, is_refusal};
-use crate::http1::{Decoded, Framing, FramingError};
+use crate::http1::{Content, Decoded, Framing, FramingError, ResponseHead, ResponseHeadError, take_response_head};
 use crate::route::settings::PoolSettings;
 use crate::types::{EngineId, PoolId, Tick};
 
 mod connection;
 mod request_writer;
-mod response_head;
 use connection::UpstreamConn;
 pub use request_writer::RequestWriter;
 
@@ -42,7 +40,7 @@ pub const IDLE: Duration = Duration::from_secs(4);
 /// Most idle connections per engine; the oldest are closed first.
 pub const MOST_IDLE: usize = 512;
 
-/// Largest response head, and most bytes per read.
+/// Most bytes per read.
 const BUFFER: usize = 64 * 1024;
 
 /// All idle connections of the gateway.
@@ -116,6 +114,15 @@ pub enum ResponseError {
     Garbage,
     /// The response head was larger than 64 KiB or had more than 100 lines.
     HeadTooLarge,
+}
+
+impl From<ResponseHeadError> for ResponseError {
+    fn from(error: ResponseHeadError) -> Self {
+        match error {
+            ResponseHeadError::Garbage => ResponseError::Garbage,
+            ResponseHeadError::TooLarge => ResponseError::HeadTooLarge,
+        }
+    }
 }
 
 /// A request without a response.
@@ -450,17 +457,17 @@ impl Future for PendingResponse {
         loop {
             let failed = match ready!(wire.poll_read(cx)) {
                 Ok(0) | Err(_) => ResponseError::Closed,
-                Ok(_) => match response_head::take(&mut wire.buffer, &mut this.interim, &mut wire.known) {
+                Ok(_) => match take_response_head(&mut wire.buffer, &mut this.interim, &mut wire.known) {
                     Ok(None) => continue,
                     Ok(Some(head)) => {
-                        let response_head::ResponseHead { parts, content, framing, keep_alive } = head;
+                        let ResponseHead { parts, content, framing, keep_alive } = head;
                         let unsent = this.unsent.take().map(Box::new);
                         let keep_alive = keep_alive && !this.stuck;
                         let mut body = UpstreamBody { framing, line: this.line.take(), unsent, keep_alive };
                         body.give_back_at_end();
                         return Poll::Ready(Ok(UpstreamResponse { head: parts, content, body }));
                     }
-                    Err(why) => why,
+                    Err(why) => why.into(),
                 },
             };
             let bytes_seen = wire.received - this.before;

@@ -18,11 +18,12 @@ use crate::admit::overload_control::{ActionKind, ActionKinds};
 use crate::admit::queue::PrefillBudget;
 use crate::forward::conn_pool::{RequestWriter, UpstreamResponse};
 use crate::forward::deadlines::earlier;
-use crate::forward::headers::{Content, EngineHeaders, Hop, Media, RequestLines, RequestMeta, TraceFields};
+use crate::forward::headers::{EngineHeaders, Hop, RequestLines, RequestMeta, TraceFields};
 use crate::forward::{
     AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, DeadlineAction, Deadlines, HoldError, Relay,
     RelayConfig, UpstreamHead, limit_refusal, start,
 };
+use crate::http1::{Content, Media};
 use crate::observe::{Observer, ResponseExpectation, ResponseFormat, TimeoutKind};
 use crate::record::trace::OutgoingTrace;
 use crate::reject::Rejection;
@@ -95,6 +96,16 @@ pub(super) enum AttemptResult {
     Failed(AttemptOutcome, Result<Box<HeldResponse>, Rejection>),
     /// A class limit or the drain limit ended it.
     Ended(Rejection),
+}
+
+impl AttemptResult {
+    /// The HTTP status of the response of a failed attempt, if it has one.
+    pub(super) fn failed_status(&self) -> Option<u16> {
+        match self {
+            AttemptResult::Failed(_, Ok(answer)) => Some(answer.head.parts.status.as_u16()),
+            AttemptResult::Failed(_, Err(_)) | AttemptResult::Speaks(..) | AttemptResult::Ended(_) => None,
+        }
+    }
 }
 
 /// An engine's response of which nothing was forwarded yet.

@@ -90,9 +90,10 @@ pub use request_body::{BufferedBody, read_whole};
 pub use snapshot::{ClassPolicy, PoolHandle, SettingsSnapshot};
 pub use state::{Gateway, GatewayDeps};
 
-use crate::accept::{BoxError, IncomingRequest, ParsedHead, new_request_id};
+use crate::accept::{BoxError, IncomingRequest, new_request_id};
 use crate::forward::headers::is_fit_id;
 use crate::forward::{GatewayHeaders, ReplyBody};
+use crate::http1::ParsedHead;
 use crate::identify::Identity;
 use crate::record::ActiveRequest;
 use crate::reject::Rejection;

@@ -14,8 +14,7 @@ use super::snapshot::PoolHandle;
 use super::upstream::{UpstreamRequest, Upstreams};
 use crate::forward::Deadlines;
 use crate::forward::deadlines::earlier;
-use crate::record::trace::AttemptFailure;
-use crate::record::{ActiveRequest, Retry};
+use crate::record::{ActiveRequest, AttemptFailure, Retry};
 use crate::reject::Rejection;
 use crate::route::retry::{AttemptOutcome, Attempts, RetryDecision};
 use crate::route::{PickedEngine, TenantKey};
@@ -236,8 +235,7 @@ impl<'a> RetryLoop<'a> {
         let place = self.place(bound, engine);
         let signals = Arc::clone(work.signals());
         let mut work = Some(work);
-        self.active.attempts(&place.pool, place.engine.clone(), self.now);
-        let trace = self.active.outgoing_trace();
+        let trace = self.active.begin_attempt(&place.pool, place.engine.clone(), self.now);
         if let Some(happened) = self.behind.take() {
             self.active.retries(reason_of(happened));
         }
@@ -263,6 +261,7 @@ impl<'a> RetryLoop<'a> {
                 trace: trace.as_deref(),
             };
             let result = attempt.run(&mut work, self.held, &mut self.exit, self.deadlines, self.now).await;
+            let status = result.failed_status();
             let happened = match self.keep_result(bound, &place, result)? {
                 AttemptVerdict::Selected(selected) => return Ok(EngineResult::Selected(selected)),
                 AttemptVerdict::Failed(happened) => happened,
@@ -277,11 +276,11 @@ impl<'a> RetryLoop<'a> {
                     fresh = false;
                 }
                 RetryDecision::Another => {
-                    self.leave_engine(happened);
+                    self.leave_engine(happened, status);
                     return Ok(EngineResult::Another);
                 }
                 RetryDecision::Relay | RetryDecision::GiveUp => {
-                    self.leave_engine(happened);
+                    self.leave_engine(happened, status);
                     return Ok(EngineResult::LeavePool { may_spill: self.may_spill(place.is_away, happened) });
                 }
             }
@@ -289,8 +288,8 @@ impl<'a> RetryLoop<'a> {
     }
 
     /// No further try of this engine.
-    fn leave_engine(&mut self, happened: AttemptOutcome) {
-        self.active.engine_failed(reason_of(happened), self.now);
+    fn leave_engine(&mut self, happened: AttemptOutcome, status: Option<u16>) {
+        self.active.attempt_failed(AttemptFailure { at: self.now, what: happened.as_str(), status });
         self.behind = Some(happened);
     }
 
@@ -325,10 +324,6 @@ impl<'a> RetryLoop<'a> {
             AttemptResult::Speaks(_, at) => at,
             AttemptResult::Failed(..) | AttemptResult::Ended(_) => self.upstreams.clock.now(),
         };
-        if let AttemptResult::Failed(happened, answer) = &result {
-            let status = answer.as_ref().ok().map(|answer| answer.head.parts.status.as_u16());
-            self.active.attempt_failed(self.now, AttemptFailure { what: happened.as_str(), status });
-        }
         let happened = match result {
             AttemptResult::Speaks(spoke, at) => {
                 if spoke.relay.has_spoken() {

@@ -1,20 +1,20 @@
 //! Request rules: what a parsable head must not contain.
 //!
-//! Pure. Malformed lines and lengths are rejected by the HTTP/1.1 parser before. A head that can be
-//! parsed, but that two parsers could read differently, is rejected here for both versions: `gateway`
+//! Malformed lines and lengths are rejected by the HTTP/1.1 parser before. A head that can be parsed, but that two parsers could read differently, is rejected here for both versions: `gateway`
 //! calls the check ([`ParsedHead::check`](super::ParsedHead::check)) and responds with
 //! `connection: close`. Such a head never becomes a request, and is counted as an [`InvalidHead`]
 //! only.
 
-use http::header::{EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use http::header::HOST;
 use http::request::Parts;
 use http::uri::Authority;
 use http::{Method, Version};
 
+use super::framing_headers::FramingHeaders;
 use crate::types::InvalidHead;
 
 /// Checks the size of a head.
-pub fn check_size(parts: &Parts, max_head: usize, max_header_lines: usize) -> Result<(), InvalidHead> {
+pub(super) fn check_size(parts: &Parts, max_head: usize, max_header_lines: usize) -> Result<(), InvalidHead> {
     if parts.headers.len() > max_header_lines {
         return Err(InvalidHead::TooManyLines);
     }
@@ -24,17 +24,16 @@ pub fn check_size(parts: &Parts, max_head: usize, max_header_lines: usize) -> Re
     Ok(())
 }
 
-/// Checks all rules that do not depend on limits.
-pub fn check(parts: &Parts) -> Result<(), InvalidHead> {
+/// Checks all rules that do not depend on limits. `said`: by the headers of `parts`.
+pub(super) fn check(parts: &Parts, said: &FramingHeaders) -> Result<(), InvalidHead> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(InvalidHead::Method);
     }
-    let said = HeadFields::by(&parts.headers);
-    if !said.is_framed_plainly() {
+    if !said.has_plain_coding() {
         return Err(InvalidHead::TransferCoding);
     }
     target(parts)?;
-    host(parts, &said)?;
+    host(parts, said)?;
     if said.expects_otherwise { Err(InvalidHead::Expectation) } else { Ok(()) }
 }
 
@@ -42,43 +41,6 @@ pub fn check(parts: &Parts) -> Result<(), InvalidHead> {
 fn length(parts: &Parts) -> usize {
     let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
     parts.headers.iter().fold(target, |length, (name, value)| length + name.as_str().len() + value.len() + 4)
-}
-
-/// The headers that the rules need, read in one pass.
-#[derive(Default)]
-struct HeadFields<'a> {
-    hosts: usize,
-    /// The last one.
-    host: Option<&'a HeaderValue>,
-    codings: usize,
-    /// The last one.
-    coding: &'a [u8],
-    /// Whether it has an expectation other than `100-continue`.
-    expects_otherwise: bool,
-}
-
-impl<'a> HeadFields<'a> {
-    fn by(fields: &'a HeaderMap) -> Self {
-        let mut said = HeadFields::default();
-        for (name, value) in fields {
-            if *name == HOST {
-                said.hosts += 1;
-                said.host = Some(value);
-            } else if *name == TRANSFER_ENCODING {
-                said.codings += 1;
-                said.coding = value.as_bytes();
-            } else if *name == EXPECT {
-                said.expects_otherwise |= !value.as_bytes().eq_ignore_ascii_case(b"100-continue");
-            }
-        }
-        said
-    }
-
-    /// `chunked` must be the only coding, because another one would reach the engine as a body that was not
-    /// inspected.
-    fn is_framed_plainly(&self) -> bool {
-        self.codings == 0 || self.codings == 1 && self.coding.eq_ignore_ascii_case(b"chunked")
-    }
 }
 
 fn target(parts: &Parts) -> Result<(), InvalidHead> {
@@ -92,12 +54,12 @@ fn target(parts: &Parts) -> Result<(), InvalidHead> {
 
 /// Exactly one host. If the target also names one (absolute form, `:authority`), it must be the same,
 /// because two names are two readings of one request.
-fn host(parts: &Parts, said: &HeadFields<'_>) -> Result<(), InvalidHead> {
+fn host(parts: &Parts, said: &FramingHeaders) -> Result<(), InvalidHead> {
     if said.hosts > 1 {
         return Err(InvalidHead::Host);
     }
     let named = parts.uri.authority().map(Authority::as_str);
-    match (said.host, named) {
+    match (parts.headers.get(HOST), named) {
         // HTTP/1.0 has no Host; HTTP/2 has `:authority`.
         (None, None) if parts.version == Version::HTTP_10 => Ok(()),
         (None, Some(named)) if parts.version != Version::HTTP_11 => valid(named),
@@ -153,7 +115,7 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::accept::ParsedHead;
+    use crate::http1::ParsedHead;
 
     fn head(method: &str, target: &str, version: Version, lines: &[(&str, &str)]) -> ParsedHead {
         let mut request = Request::builder().method(method).uri(target).version(version);

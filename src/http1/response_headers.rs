@@ -52,14 +52,6 @@ impl HeaderSink for HeaderMap {
     }
 }
 
-/// Puts a line into an HTTP/1 head.
-pub fn put_line(head: &mut Vec<u8>, name: &str, value: &[u8]) {
-    head.extend_from_slice(name.as_bytes());
-    head.extend_from_slice(b": ");
-    head.extend_from_slice(value);
-    head.extend_from_slice(b"\r\n");
-}
-
 /// Moves the body's headers into the head, for callers that read headers from the map.
 pub fn with_fields<B: ResponseHeaders>(answer: Response<B>) -> Response<B> {
     let (mut head, body) = answer.into_parts();

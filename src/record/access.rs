@@ -71,7 +71,6 @@ impl Writer {
     ///
     /// # Errors
     /// When nothing reads the output any more; lines are dropped and counted from then on.
-    /// When nobody reads the output any more; lines are dropped and counted from then on.
     pub async fn run(mut self, mut output: impl LineOutput, clock: Clock) -> io::Result<()> {
         let mut block = Vec::new();
         let mut known = LineCache::default();
@@ -266,7 +265,8 @@ impl LinePrefixCache {
     const KEPT: usize = 64;
 
     fn of(&mut self, finished: &RequestRecord) -> &[u8] {
-        let &RequestRecord { endpoint, attempts, status, refusal, length, ref verdict, .. } = finished;
+        let &RequestRecord { endpoint, status, refusal, length, ref verdict, .. } = finished;
+        let attempts = finished.attempt_count();
         let names = names(finished).map(|name| name.map_or(0, |name| name.as_ptr() as usize));
         let key = LinePrefixKey { names, endpoint, attempts, status, outcome: verdict.outcome, refusal, length };
         let place = &mut self.0[key.place()];
@@ -309,7 +309,7 @@ fn common(finished: &RequestRecord) -> Vec<u8> {
     let keys: [&[u8]; 6] =
         [b",\"tenant\":", b",\"class\":", b",\"rule\":", b",\"model\":", b",\"pool\":", b",\"engine\":"];
     keys.into_iter().zip(names(finished)).for_each(|(key, name)| line.text(key, name));
-    line.number(b",\"attempts\":", Some(u64::from(finished.attempts)));
+    line.number(b",\"attempts\":", Some(u64::from(finished.attempt_count())));
     line.number(b",\"status\":", Some(u64::from(finished.status)));
     line.word(b",\"outcome\":", Some(outcome.as_str()));
     line.word(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));

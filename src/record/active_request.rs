@@ -17,8 +17,8 @@ use crate::types::{ApiPath, ClassId, ClientState, EngineId, LengthBucket, PoolId
 
 use super::Recorder;
 use super::in_flight::InFlightRequest;
-use super::request_record::{AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
-use super::trace::{AttemptFailure, OutgoingTrace, RequestTrace};
+use super::request_record::{AttemptFailure, AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
+use super::trace::{OutgoingTrace, RequestTrace, SpanId};
 
 /// What applies to a request from classification on.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ struct RequestFields {
     model: Option<Arc<str>>,
     pool: Option<PoolId>,
     engine: Option<EngineId>,
-    tried: Vec<AttemptRecord>,
+    attempts: Vec<AttemptRecord>,
     retries: RetryCounts,
     arrival: Tick,
     body_complete: Option<Tick>,
@@ -125,7 +125,7 @@ impl ActiveRequest {
             model: None,
             pool: None,
             engine: None,
-            tried: Vec::new(),
+            attempts: Vec::new(),
             retries: RetryCounts::default(),
             arrival,
             body_complete: None,
@@ -174,19 +174,6 @@ impl ActiveRequest {
             let (model, provider) = names();
             (trace.model, trace.provider) = (model.map(Box::from), Some(provider));
         }
-    }
-
-    /// The attempt that runs failed.
-    pub fn attempt_failed(&mut self, at: Tick, failure: AttemptFailure) {
-        if let Some(trace) = &mut self.fields.trace {
-            trace.attempt_failed(at, failure);
-        }
-    }
-
-    /// What the engine of the attempt that runs is told of the trace.
-    #[must_use]
-    pub fn outgoing_trace(&self) -> Option<Box<OutgoingTrace>> {
-        self.fields.trace.as_ref()?.outgoing().map(Box::new)
     }
 
     /// Which of our paths it came to, and whether answers there are judged.
@@ -301,23 +288,26 @@ impl ActiveRequest {
         self.fields.degraded.kinds
     }
 
-    /// Records an attempt.
-    pub fn attempts(&mut self, pool: &PoolId, engine: EngineId, at: Tick) {
+    /// Begins an attempt; returns what its engine is told of the trace.
+    pub fn begin_attempt(&mut self, pool: &PoolId, engine: EngineId, begin: Tick) -> Option<Box<OutgoingTrace>> {
         let fields = &mut *self.fields;
-        if let Some(trace) = &mut fields.trace {
-            trace.attempt(pool.clone(), engine.clone(), at, rand::random());
-        }
-        fields.tried.push(AttemptRecord { pool: pool.clone(), engine: engine.clone(), begin: at, failed: None });
-        fields.engine = Some(engine);
+        let outgoing = fields.trace.as_ref().map(|trace| {
+            let span = SpanId::from_chance(rand::random());
+            (span, Box::new(trace.context.outgoing(span)))
+        });
+        let (span, outgoing) = outgoing.unzip();
+        fields.engine = Some(engine.clone());
+        fields.attempts.push(AttemptRecord { pool: pool.clone(), engine, begin, failure: None, span });
         if fields.pool.as_ref() != Some(pool) {
             self.set_pool(pool.clone(), false);
         }
+        outgoing
     }
 
-    /// The engine of the attempt under way failed before the client got anything of it.
-    pub fn engine_failed(&mut self, how: Retry, at: Tick) {
-        if let Some(attempt) = self.fields.tried.last_mut() {
-            attempt.failed = Some((at, how));
+    /// The attempt under way failed, and its engine is left.
+    pub fn attempt_failed(&mut self, failure: AttemptFailure) {
+        if let Some(attempt) = self.fields.attempts.last_mut() {
+            attempt.failure = Some(failure);
         }
     }
 
@@ -395,8 +385,7 @@ impl ActiveRequest {
                 model: fields.model,
                 pool: fields.pool,
                 engine: fields.engine,
-                attempts: u32::try_from(fields.tried.len()).unwrap_or(u32::MAX),
-                tried: fields.tried,
+                attempts: fields.attempts,
                 retries: fields.retries,
                 status,
                 left,

@@ -39,7 +39,7 @@ pub struct MissRecord {
     /// The engine of the last attempt.
     pub engine: Option<EngineId>,
     /// The engines that were asked, in order.
-    pub tried: Vec<AttemptRecord>,
+    pub attempts: Vec<AttemptRecord>,
     /// The status that the client received.
     pub status: u16,
     /// The code of the gateway's own error, where it made one.
@@ -119,7 +119,7 @@ impl MissRecord {
             model: finished.model.clone(),
             pool: finished.pool.clone(),
             engine: finished.engine.clone(),
-            tried: finished.tried.clone(),
+            attempts: finished.attempts.clone(),
             status: finished.status,
             code: finished.refusal,
             level: finished.degraded.level,

@@ -45,7 +45,7 @@ pub use history::{HistoryPoint, HistorySpan};
 pub use journal_writer::{JournalSender, JournalWriter, journal};
 pub use misses::MissRecord;
 pub use otlp::{SpanExporter, SpanSender, spans};
-pub use request_record::{AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
+pub use request_record::{AttemptFailure, AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
 pub use series_table::{ClassShape, SeriesShape, TenantShape};
 pub use slo_state::{SloState, StateFile, StateLoad};
 pub use slo_status::{LengthStatus, SloStatus, WorkloadDrift};

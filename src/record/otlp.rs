@@ -100,7 +100,7 @@ pub fn spans(settings: OtlpSettings, instance: u128) -> (SpanSender, SpanExporte
 impl SpanSender {
     /// Hands a request over that has a trace, or counts its spans as dropped.
     pub(super) fn write(&self, record: SharedRecord) {
-        let spans = 1 + record.trace.as_ref().map_or(0, |trace| trace.attempts.len() as u64);
+        let spans = 1 + record.attempts.len() as u64;
         if self.sender.try_send(record).is_err() {
             self.spans.queue_full.fetch_add(spans, Ordering::Relaxed);
         }
@@ -357,7 +357,6 @@ mod tests {
     use crate::record::trace::{RequestTrace, SpanId, TraceContext, TraceId};
     use crate::record::{RecordSinks, Recorder, RequestRecord};
     use crate::route::settings::{EngineAddress, Scheme};
-    use crate::types::{EngineId, PoolId};
 
     fn settings() -> OtlpSettings {
         let address = EngineAddress { scheme: Scheme::Http, host: "c".into(), port: 4318, base: "".into(), name: None };
@@ -375,8 +374,7 @@ mod tests {
             sampled: true,
             state: None,
         };
-        let mut trace = RequestTrace::new(context, Duration::from_secs(1));
-        trace.attempt(PoolId::from("a"), EngineId::from("e:1"), Tick::ZERO, 3);
+        let trace = RequestTrace::new(context, Duration::from_secs(1));
         RequestRecord { trace: Some(Box::new(trace)), ..finished(Verdict::bare(Outcome::Met)) }
     }
 

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::trace::RequestTrace;
+use super::trace::{RequestTrace, SpanId};
 use crate::admit::limit::{LimitKind, LimitScope};
 use crate::admit::overload_control::AppliedActions;
 use crate::judge::{Excluded, Outcome, Verdict};
@@ -84,7 +84,8 @@ impl Deref for SharedRecord {
     }
 }
 
-/// One attempt: an engine that was asked.
+/// One attempt at an engine; a repetition on the same engine (stale connection, refused injection) is part
+/// of it. Made by `gateway::retries`; the access line, the journal, the page and spans read this one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptRecord {
     /// Its pool.
@@ -93,9 +94,21 @@ pub struct AttemptRecord {
     pub engine: EngineId,
     /// The engine was picked.
     pub begin: Tick,
-    /// When and how it failed for good before the client got anything of it; `None` where its response was
-    /// relayed, and where the request's end cut it.
-    pub failed: Option<(Tick, Retry)>,
+    /// Why the gateway left the engine; `None` if its response was relayed or the request's end cut it.
+    pub failure: Option<AttemptFailure>,
+    /// Its span, where spans are exported.
+    pub span: Option<SpanId>,
+}
+
+/// The failure of an attempt before the client got any of its response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttemptFailure {
+    /// When the engine was left.
+    pub at: Tick,
+    /// The outcome's name (`route::retry::AttemptOutcome::as_str`).
+    pub what: &'static str,
+    /// The HTTP status of the engine's response, if it gave one.
+    pub status: Option<u16>,
 }
 
 /// One request, ended. Every metric, log line and journal line is made from it.
@@ -117,10 +130,8 @@ pub struct RequestRecord {
     pub pool: Option<PoolId>,
     /// The engine of the last attempt.
     pub engine: Option<EngineId>,
-    /// Attempts made.
-    pub attempts: u32,
-    /// Each of them, in order.
-    pub tried: Vec<AttemptRecord>,
+    /// Attempts made, in order.
+    pub attempts: Vec<AttemptRecord>,
     /// Retries by reason.
     pub retries: RetryCounts,
     /// The HTTP status sent to the client; 499 if it left before one was sent.
@@ -186,6 +197,12 @@ impl RequestRecord {
         Some(self.admitted?.since(self.body_complete?))
     }
 
+    /// Number of attempts made.
+    #[must_use]
+    pub fn attempt_count(&self) -> u32 {
+        u32::try_from(self.attempts.len()).unwrap_or(u32::MAX)
+    }
+
     /// The response, if an engine gave one without an error.
     #[must_use]
     pub fn answer(&self) -> Option<&Timeline> {
@@ -226,7 +243,7 @@ impl RequestRecord {
     #[must_use]
     pub fn kept_trace(&self) -> Option<&RequestTrace> {
         let outcome = self.verdict.outcome;
-        let is_own = self.attempts == 0 && outcome == Outcome::Excluded(Excluded::Unjudged);
+        let is_own = self.attempts.is_empty() && outcome == Outcome::Excluded(Excluded::Unjudged);
         let is_miss = matches!(outcome, Outcome::Missed(_));
         self.trace.as_deref().filter(|trace| !is_own && (is_miss || trace.context.sampled))
     }

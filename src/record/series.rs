@@ -359,7 +359,8 @@ impl TenantSeries {
         if let Some((_, counter)) = refused {
             counter.inc();
         }
-        if let Some(counter) = self.over_limit.as_ref().filter(|_| finished.over_limit && finished.attempts > 0) {
+        if let Some(counter) = self.over_limit.as_ref().filter(|_| finished.over_limit && !finished.attempts.is_empty())
+        {
             counter.inc();
         }
     }

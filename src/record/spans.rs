@@ -12,8 +12,8 @@ use opentelemetry_proto::tonic::trace::v1::span::{Event, Link, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, Status};
 
-use super::request_record::RequestRecord;
-use super::trace::{AttemptTrace, RequestTrace};
+use super::request_record::{AttemptRecord, RequestRecord};
+use super::trace::{RequestTrace, SpanId};
 use crate::judge::{Missed, Outcome};
 use crate::observe::Timeline;
 use crate::types::{ApiPath, Dialect, EngineId, Tick};
@@ -27,8 +27,9 @@ const IS_REMOTE: u32 = 1 << 9;
 
 /// The spans of a request, its own first.
 pub(super) fn spans_of(record: &RequestRecord, trace: &RequestTrace) -> Vec<Span> {
-    let attempts = trace.attempts.iter().enumerate();
-    let attempts = attempts.map(|(index, attempt)| attempt_span(record, trace, attempt, index));
+    let attempts = record.attempts.iter().enumerate();
+    let attempts =
+        attempts.filter_map(|(index, attempt)| Some(attempt_span(record, trace, attempt, attempt.span?, index)));
     [request_span(record, trace)].into_iter().chain(attempts).collect()
 }
 
@@ -104,7 +105,7 @@ fn request_attributes(record: &RequestRecord, trace: &RequestTrace) -> Vec<KeyVa
     all.maybe("goodput.rule", record.rule.as_deref());
     all.maybe("goodput.pool", record.pool.as_ref().map(|pool| pool.as_str()));
     all.maybe("goodput.engine", record.engine.as_ref().map(EngineId::as_str));
-    all.number("goodput.attempts", u64::from(record.attempts));
+    all.number("goodput.attempts", u64::from(record.attempt_count()));
     all.text("goodput.length", record.length.as_str());
     all.text("goodput.outcome", record.verdict.outcome.as_str());
     let reason = record.verdict.outcome.reason();
@@ -185,12 +186,18 @@ fn status_of(record: &RequestRecord) -> Status {
     Status { message: record.refusal.unwrap_or_default().to_owned(), code: code.into() }
 }
 
-fn attempt_span(record: &RequestRecord, trace: &RequestTrace, attempt: &AttemptTrace, index: usize) -> Span {
+fn attempt_span(
+    record: &RequestRecord,
+    trace: &RequestTrace,
+    attempt: &AttemptRecord,
+    span: SpanId,
+    index: usize,
+) -> Span {
     let context = &trace.context;
     let moment = |at: Tick| unix_nanos(trace, record, at);
     let route = record.endpoint.map_or("HTTP", ApiPath::path);
     let method = record.endpoint.map_or("_OTHER", method);
-    let is_last = index + 1 == trace.attempts.len();
+    let is_last = index + 1 == record.attempts.len();
     let mut all = Attributes::default();
     all.text("http.request.method", method);
     let (host, port) = attempt.engine.as_str().rsplit_once(':').unwrap_or((attempt.engine.as_str(), ""));
@@ -217,14 +224,14 @@ fn attempt_span(record: &RequestRecord, trace: &RequestTrace, attempt: &AttemptT
     let code = if error.is_some() { StatusCode::Error } else { StatusCode::Unset };
     Span {
         trace_id: context.trace.0.to_vec(),
-        span_id: attempt.span.0.to_vec(),
+        span_id: span.0.to_vec(),
         trace_state: context.state.as_deref().unwrap_or_default().to_owned(),
         parent_span_id: context.span.0.to_vec(),
         flags: SAMPLED | HAS_IS_REMOTE,
         name: format!("{method} {route}"),
         kind: SpanKind::Client.into(),
         start_time_unix_nano: moment(attempt.begin),
-        end_time_unix_nano: moment(attempt.end.unwrap_or(record.end)),
+        end_time_unix_nano: moment(attempt.failure.map_or(record.end, |failure| failure.at)),
         attributes: all.0,
         status: Some(Status { message: String::new(), code: code.into() }),
         ..Span::default()

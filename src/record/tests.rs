@@ -104,6 +104,17 @@ pub(super) fn answer() -> Timeline {
     }
 }
 
+/// An attempt whose response was relayed.
+fn attempt(begin: u64) -> AttemptRecord {
+    AttemptRecord {
+        pool: PoolId::from("main"),
+        engine: EngineId::from("vllm-0:8000"),
+        begin: at(begin),
+        failure: None,
+        span: None,
+    }
+}
+
 pub(super) fn finished(verdict: Verdict) -> RequestRecord {
     RequestRecord {
         request_id: RequestId::from("r-1"),
@@ -114,8 +125,7 @@ pub(super) fn finished(verdict: Verdict) -> RequestRecord {
         model: Some(Arc::from("llama-*")),
         pool: Some(PoolId::from("main")),
         engine: Some(EngineId::from("vllm-0:8000")),
-        attempts: 1,
-        tried: Vec::new(),
+        attempts: vec![attempt(20)],
         retries: RetryCounts::default(),
         status: 200,
         left: false,
@@ -508,7 +518,7 @@ async fn what_is_served_beyond_a_limit_is_counted_once_an_engine_was_asked() {
             ..promise()
         });
         if asked {
-            visit.attempts(&PoolId::from("main"), EngineId::from("vllm-0:8000"), at(30));
+            let _ = visit.begin_attempt(&PoolId::from("main"), EngineId::from("vllm-0:8000"), at(30));
         }
         end(visit, answer(), None);
     }
@@ -842,7 +852,7 @@ async fn each_access_line_tells_its_own_ending_where_the_names_are_the_same() {
     let others = [
         RequestRecord { endpoint: ApiPath::relayed("/v1/completions"), ..first.clone() },
         RequestRecord { endpoint: None, ..first.clone() },
-        RequestRecord { attempts: 2, ..first.clone() },
+        RequestRecord { attempts: vec![attempt(20), attempt(30)], ..first.clone() },
         RequestRecord { status: 503, ..first.clone() },
         RequestRecord { verdict: Verdict::bare(Outcome::Missed(Missed::Shed)), ..first.clone() },
         RequestRecord { verdict: Verdict::bare(Outcome::Excluded(Excluded::Unjudged)), ..first.clone() },
@@ -865,7 +875,7 @@ async fn each_access_line_tells_its_own_ending_where_the_names_are_the_same() {
         let reason = (outcome != Outcome::Met).then(|| outcome.reason());
         vec![
             finished.endpoint.map(ApiPath::path).into(),
-            finished.attempts.into(),
+            finished.attempt_count().into(),
             finished.status.into(),
             outcome.as_str().into(),
             reason.into(),
@@ -1320,19 +1330,14 @@ async fn a_miss_is_kept_with_its_moments_and_others_are_not() {
         e2e: Some(ObjectiveState::Broken),
         ..Verdict::bare(Outcome::Missed(Missed::Ttft))
     };
-    let attempt = |engine: &str, begin, failed| AttemptRecord {
-        pool: PoolId::from("main"),
-        engine: EngineId::from(engine),
-        begin: at(begin),
-        failed,
-    };
-    let tried = vec![attempt("a:1", 20, Some((at(50), Retry::PushBack))), attempt("b:1", 50, None)];
-    recorder.note(RequestRecord { timeline: Some(answer()), tried: tried.clone(), ..finished(verdict) });
+    let failure = Some(AttemptFailure { at: at(50), what: "push_back", status: Some(503) });
+    let attempts = vec![AttemptRecord { failure, ..attempt(20) }, attempt(50)];
+    recorder.note(RequestRecord { timeline: Some(answer()), attempts: attempts.clone(), ..finished(verdict) });
     let misses = recorder.recent_misses();
     let miss = &misses[0];
     assert_eq!((misses.len(), miss.reason, &miss.broken[..]), (1, Missed::Ttft, &["ttft", "e2e"][..]));
     assert_eq!((miss.first_token, miss.last_token, miss.end), (Some(at(300)), Some(at(420)), at(440)));
-    assert_eq!((&miss.tried, miss.output), (&tried, Some(Tokens(4))));
+    assert_eq!((&miss.attempts, miss.output), (&attempts, Some(Tokens(4))));
     recorder.note(RequestRecord { class: None, tenant: None, ..missed(Missed::Internal, 900) });
     let newest = recorder.recent_misses()[0].clone();
     assert_eq!((newest.class.as_str(), newest.reason), ("chat", Missed::Internal), "in the default's books");

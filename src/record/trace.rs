@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::types::decimal::put_hex;
-use crate::types::{EngineId, PoolId, Tick};
 
 /// The longest `tracestate` that is carried on, in bytes: what others must carry at least.
 const LONGEST_STATE: usize = 512;
@@ -172,6 +171,15 @@ pub struct TraceContext {
     pub state: Option<Arc<str>>,
 }
 
+impl TraceContext {
+    /// What the engine of an attempt with this span is sent.
+    #[must_use]
+    pub fn outgoing(&self, span: SpanId) -> OutgoingTrace {
+        let parent = TraceParent { trace: self.trace, span, sampled: self.sampled };
+        OutgoingTrace { parent: parent.write(), state: self.state.clone() }
+    }
+}
+
 /// What an engine is sent of the trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutgoingTrace {
@@ -192,62 +200,13 @@ pub struct RequestTrace {
     pub model: Option<Box<str>>,
     /// The kind of the engines of its first pool.
     pub provider: Option<&'static str>,
-    /// The attempts, in their order.
-    pub attempts: Vec<AttemptTrace>,
-}
-
-/// One attempt.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttemptTrace {
-    /// Its span.
-    pub span: SpanId,
-    /// The pool.
-    pub pool: PoolId,
-    /// The engine.
-    pub engine: EngineId,
-    /// When it began.
-    pub begin: Tick,
-    /// Its end, if that was not the request's.
-    pub end: Option<Tick>,
-    /// What it failed of.
-    pub failure: Option<AttemptFailure>,
-}
-
-/// What an attempt failed of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttemptFailure {
-    /// In a word.
-    pub what: &'static str,
-    /// The status or in-band code of the engine, if it gave one.
-    pub status: Option<u16>,
 }
 
 impl RequestTrace {
     /// The trace of a request that arrived at this time of day.
     #[must_use]
     pub fn new(context: TraceContext, arrival: Duration) -> Self {
-        RequestTrace { context, arrival, model: None, provider: None, attempts: Vec::new() }
-    }
-
-    /// An attempt begins.
-    pub fn attempt(&mut self, pool: PoolId, engine: EngineId, begin: Tick, chance: u64) {
-        let span = SpanId::from_chance(chance);
-        self.attempts.push(AttemptTrace { span, pool, engine, begin, end: None, failure: None });
-    }
-
-    /// The attempt that runs failed.
-    pub fn attempt_failed(&mut self, at: Tick, failure: AttemptFailure) {
-        if let Some(attempt) = self.attempts.last_mut() {
-            (attempt.end, attempt.failure) = (Some(at), Some(failure));
-        }
-    }
-
-    /// What the engine of the attempt that runs is told.
-    #[must_use]
-    pub fn outgoing(&self) -> Option<OutgoingTrace> {
-        let TraceContext { trace, sampled, ref state, .. } = self.context;
-        let span = self.attempts.last()?.span;
-        Some(OutgoingTrace { parent: TraceParent { trace, span, sampled }.write(), state: state.clone() })
+        RequestTrace { context, arrival, model: None, provider: None }
     }
 }
 
@@ -339,17 +298,10 @@ mod tests {
 
     #[test]
     fn an_engine_is_told_of_the_attempt_that_asks_it() {
-        let mut trace = RequestTrace::new(begun(NONE, Some(PARENT), Some("a=1")), Duration::ZERO);
-        assert_eq!(trace.outgoing(), None);
-        trace.attempt(PoolId::from("a"), EngineId::from("e:1"), Tick::ZERO, 17);
-        trace.attempt_failed(Tick::from_millis(5), AttemptFailure { what: "fault", status: Some(500) });
-        trace.attempt(PoolId::from("a"), EngineId::from("e:2"), Tick::from_millis(5), 18);
-        let told = trace.outgoing().unwrap();
+        let told = begun(NONE, Some(PARENT), Some("a=1")).outgoing(SpanId::from_chance(18));
         let told = (String::from_utf8(told.parent.to_vec()).unwrap(), told.state);
         let expected = format!("00-{}-{:016x}-01", &PARENT[3..35], 18);
         assert_eq!(told, (expected, Some(Arc::from("a=1"))));
-        assert_eq!(trace.attempts[0].failure.unwrap().status, Some(500));
-        assert_eq!(trace.attempts[1].failure, None);
     }
 
     proptest! {

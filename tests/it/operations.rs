@@ -476,13 +476,14 @@ async fn a_recent_miss_lists_the_engines_tried_and_their_failures() {
     house.chat(stream()).await.whole().await;
     let misses = house.gateway.recorder.recent_misses();
     let tried = |engine: &str| {
-        misses.iter().flat_map(|miss| &miss.tried).filter(|attempt| attempt.engine.as_str() == engine).count()
+        misses.iter().flat_map(|miss| &miss.attempts).filter(|attempt| attempt.engine.as_str() == engine).count()
     };
     assert_eq!((misses.len(), tried("e2:8000")), (2, 2), "{misses:?}");
-    let failed = misses.iter().find(|miss| miss.tried.len() == 2).expect("one was refused first");
-    let (first, second) = (&failed.tried[0], &failed.tried[1]);
-    assert_eq!((first.engine.as_str(), first.failed.map(|(_, how)| how.as_str())), ("e1:8000", Some("push_back")));
-    assert_eq!((second.engine.as_str(), second.failed), ("e2:8000", None));
+    let failed = misses.iter().find(|miss| miss.attempts.len() == 2).expect("one was refused first");
+    let (first, second) = (&failed.attempts[0], &failed.attempts[1]);
+    let failure = first.failure.map(|failure| (failure.what, failure.status));
+    assert_eq!((first.engine.as_str(), failure), ("e1:8000", Some(("push_back", Some(503)))));
+    assert_eq!((second.engine.as_str(), second.failure), ("e2:8000", None));
     assert!(failed.arrival <= first.begin && first.begin <= second.begin && Some(second.begin) < failed.first_token);
     house.end().await;
 }

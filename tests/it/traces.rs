@@ -186,6 +186,22 @@ async fn every_attempt_is_a_span_and_each_engine_gets_its_own_context() {
     house.end().await;
 }
 
+/// Regression: the first try's failure stayed on the span although the same engine then answered.
+#[tokio::test(start_paused = true)]
+async fn an_engine_asked_again_without_injection_is_one_span_that_succeeded() {
+    let refuses = Script::new().at(50).reply(400, &[("content-type", "application/json")], "{}");
+    let (house, _engine, collector) = house(&traced(", ratio: 1"), vec![refuses, good()], vec![taken()]);
+    assert_eq!(house.chat(stream()).await.whole().await.status, 200);
+    house.sleep(ms(1100)).await;
+    let spans = spans(&collector);
+    let [request, attempt] = &spans[..] else { panic!("{spans:#?}") };
+    let told = plain(&attempt.attributes);
+    assert_eq!((told.get("error.type"), &told["http.response.status_code"]), (None, &json!(200)));
+    assert_eq!(attempt.end_time_unix_nano, request.end_time_unix_nano);
+    assert_eq!(attempt.end_time_unix_nano - attempt.start_time_unix_nano, 190_000_000);
+    house.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_miss_is_kept_despite_head_sampling_and_a_met_request_is_not() {
     let slow = Script::stream().at(900).say(r()).say(t("a")).say(f("stop")).say(d()).end();

@@ -16,13 +16,13 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 
-use super::writer::{ResponseFraming, WriteBuffer};
+use super::writer::WriteBuffer;
 use super::{ReadState, SIP};
 
 use crate::accept::settings::Listen;
 use crate::accept::{BodyError, ConnectionServer, Drain, DrainPhase, IncomingRequest, RequestBody};
 use crate::clock::Clock;
-use crate::http1::Framing;
+use crate::http1::{Framing, ResponseFraming};
 use crate::types::ClientState;
 
 type Reply = UnsyncBoxBody<Bytes, std::io::Error>;

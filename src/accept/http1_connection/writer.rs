@@ -6,16 +6,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, TRANSFER_ENCODING};
-use http::{Response, StatusCode, Version, response};
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, Version, response};
 use http_body_util::Empty;
-use hyper::ext::ReasonPhrase;
 use tokio::io::AsyncWrite;
 
-use crate::accept::request_id::{X_GOODPUT_REASON, X_REQUEST_ID, new_request_id};
-use crate::http1::{self, ResponseHeaders};
+use crate::accept::request_id::{X_GOODPUT_REASON, new_request_id};
+use crate::http1::{self, ResponseFraming, ResponseHeaders, ResponseMode, X_REQUEST_ID};
 use crate::reject::Rejection;
-use crate::types::decimal::push_number;
 use crate::types::{ApiPath, InvalidHead};
 
 /// Pieces up to this length are copied together, so that they leave in one plain write.
@@ -46,27 +44,6 @@ pub(super) struct WriteBuffer {
     owes_flush: bool,
 }
 
-/// Framing of a response body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ResponseFraming {
-    /// No body, or none may be sent.
-    None,
-    /// This many bytes are to come.
-    Length(u64),
-    Chunked,
-    /// Ends with the connection.
-    ToEnd,
-}
-
-/// How to answer the current request.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ResponseMode {
-    pub version: Version,
-    pub is_head: bool,
-    /// Whether the connection may be reused.
-    pub keeps: bool,
-}
-
 impl WriteBuffer {
     /// Waiting bytes.
     pub(super) fn len(&self) -> usize {
@@ -79,8 +56,7 @@ impl WriteBuffer {
     }
 
     /// Appends a response head with the headers of its body, which has this length if known. Returns the
-    /// body's framing, and whether the connection may be
-    /// reused.
+    /// body's framing, and whether the connection may be reused.
     pub(super) fn head(
         &mut self,
         head: &response::Parts,
@@ -89,62 +65,7 @@ impl WriteBuffer {
         manners: ResponseMode,
         date: &[u8],
     ) -> (ResponseFraming, bool) {
-        let ResponseMode { version, is_head, keeps } = manners;
-        let has_none = matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-        let stated = || head.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-        // The body of a HEAD response is empty; its length is that of the GET.
-        let length = if is_head { stated().or(length) } else { length.or_else(stated) };
-        let framed = match length {
-            _ if has_none => ResponseFraming::None,
-            Some(length) => ResponseFraming::Length(length),
-            None if version == Version::HTTP_11 => ResponseFraming::Chunked,
-            None => ResponseFraming::ToEnd,
-        };
-        let mut keeps = keeps && framed != ResponseFraming::ToEnd;
-        let out = self.bytes();
-        out.extend_from_slice(if version == Version::HTTP_10 { b"HTTP/1.0 " } else { b"HTTP/1.1 " });
-        out.extend_from_slice(head.status.as_str().as_bytes());
-        out.push(b' ');
-        match head.extensions.get::<ReasonPhrase>() {
-            Some(reason) => out.extend_from_slice(reason.as_bytes()),
-            None => out.extend_from_slice(head.status.canonical_reason().unwrap_or_default().as_bytes()),
-        }
-        out.extend_from_slice(b"\r\n");
-        let (mut says_connection, mut says_date) = (false, false);
-        let mut field = |name: &HeaderName, value: &HeaderValue| {
-            if *name == CONTENT_LENGTH || *name == TRANSFER_ENCODING {
-                return;
-            }
-            if *name == CONNECTION {
-                says_connection = true;
-                keeps &= !http1::lists_token(value.as_bytes(), "close");
-            }
-            says_date |= *name == DATE;
-            line(out, name.as_str(), value.as_bytes());
-        };
-        head.headers.iter().for_each(|(name, value)| field(name, value));
-        body.upstream_headers(&mut field);
-        body.gateway_headers(out);
-        match framed {
-            ResponseFraming::Length(length) => {
-                out.extend_from_slice(b"content-length: ");
-                push_number(out, length);
-                out.extend_from_slice(b"\r\n");
-            }
-            ResponseFraming::Chunked => line(out, "transfer-encoding", b"chunked"),
-            ResponseFraming::None | ResponseFraming::ToEnd => {}
-        }
-        if !says_date {
-            line(out, "date", date);
-        }
-        match version {
-            _ if says_connection => {}
-            Version::HTTP_10 if keeps => line(out, "connection", b"keep-alive"),
-            _ if !keeps => line(out, "connection", b"close"),
-            _ => {}
-        }
-        out.extend_from_slice(b"\r\n");
-        (if is_head { ResponseFraming::None } else { framed }, keeps)
+        http1::put_response_head(self.bytes(), head, body, length, manners, date)
     }
 
     /// Appends the rejection of an unparsable request, in the format of its path as far as
@@ -166,7 +87,7 @@ impl WriteBuffer {
 
     /// Appends `100 Continue`.
     pub(super) fn go_on(&mut self) {
-        self.bytes().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        self.bytes().extend_from_slice(http1::CONTINUE);
     }
 
     /// Appends a piece of a body. False if the body exceeds its stated length; then only that many bytes are
@@ -182,10 +103,8 @@ impl WriteBuffer {
                 *left -= piece.len() as u64;
             }
             ResponseFraming::Chunked => {
-                let out = self.bytes();
-                push_hex(out, piece.len());
-                out.extend_from_slice(b"\r\n");
-                self.behind = b"\r\n";
+                http1::put_chunk_size(self.bytes(), piece.len());
+                self.behind = http1::CHUNK_END;
             }
             ResponseFraming::ToEnd => {}
         }
@@ -203,8 +122,8 @@ impl WriteBuffer {
     /// Ends the body. False if it is shorter than its stated length.
     pub(super) fn end(&mut self, ending: ResponseFraming) -> bool {
         match ending {
-            ResponseFraming::Chunked if self.long.is_empty() => self.bytes().extend_from_slice(b"0\r\n\r\n"),
-            ResponseFraming::Chunked => self.behind = b"\r\n0\r\n\r\n",
+            ResponseFraming::Chunked if self.long.is_empty() => self.bytes().extend_from_slice(http1::LAST_CHUNK),
+            ResponseFraming::Chunked => self.behind = http1::CHUNK_END_AND_LAST,
             ResponseFraming::Length(left) => return left == 0,
             ResponseFraming::None | ResponseFraming::ToEnd => {}
         }
@@ -265,19 +184,4 @@ fn give_back(mut buffer: Vec<u8>) {
             buffers.push(buffer);
         }
     });
-}
-
-fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
-}
-
-/// Appends a chunk size.
-fn push_hex(out: &mut Vec<u8>, number: usize) {
-    let digits = (usize::BITS - (number | 1).leading_zeros()).div_ceil(4);
-    for place in (0..digits).rev() {
-        out.push(b"0123456789abcdef"[(number >> (4 * place)) & 0xF]);
-    }
 }

@@ -10,9 +10,8 @@ use tokio::io::AsyncReadExt;
 use tokio::task::unconstrained;
 
 use super::BUFFER;
-use super::response_head::ResponseHead;
 use crate::dial::BoxedIo;
-use crate::http1::HeadCache;
+use crate::http1::{HeadCache, ResponseHead};
 
 /// Initial read buffer: large enough for an event, or a small response with its head. Grows while reads
 /// fill it.

@@ -10,8 +10,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::AsyncWrite;
 
 use crate::dial::BoxedIo;
-use crate::http1::put_line;
-use crate::types::decimal::push_number;
+use crate::http1::{put_line, put_request_head};
 
 /// Bodies up to this length are copied behind the head, because one plain write is cheaper than a
 /// vectored one.
@@ -58,15 +57,7 @@ impl RequestWriter {
         let length: usize = body.iter().map(Bytes::len).sum();
         let is_short = length <= SHORT;
         let mut head = Vec::with_capacity(USUAL_HEAD + if is_short { length } else { 0 });
-        head.extend_from_slice(method.as_bytes());
-        head.push(b' ');
-        head.extend_from_slice(prefix.as_bytes());
-        head.extend_from_slice(target.as_bytes());
-        head.extend_from_slice(b" HTTP/1.1\r\n");
-        put_fields(&mut head);
-        head.extend_from_slice(b"content-length: ");
-        push_number(&mut head, length as u64);
-        head.extend_from_slice(b"\r\n\r\n");
+        put_request_head(&mut head, method, [prefix, target], put_fields, length as u64);
         if is_short {
             body.iter().for_each(|frame| head.extend_from_slice(frame));
         }

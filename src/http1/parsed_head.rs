@@ -4,15 +4,18 @@ use std::any::Any;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-use http::header::{CONNECTION, CONTENT_ENCODING, HeaderMap, HeaderValue};
+use http::header::{CONNECTION, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 
-use super::request_id::X_REQUEST_ID;
-use crate::http1::request_rules;
+use super::framing_headers::FramingHeaders;
+use super::request_rules;
 use crate::types::{ApiPath, InvalidHead, PathError};
 
+/// The request id header of requests and responses.
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
 /// A request's head. Properties needed for every head are derived once, and remain valid for a head that
-/// differs only in free values ([`http1::HeadCache`](crate::http1::HeadCache)), because the target, the
+/// differs only in free values ([`HeadCache`](super::HeadCache)), because the target, the
 /// header names and all values used here are then equal.
 #[derive(Clone, Debug)]
 pub struct ParsedHead {
@@ -27,10 +30,16 @@ pub struct ParsedHead {
 }
 
 impl ParsedHead {
-    /// Derives the properties of a parsed head.
+    /// Derives the properties of a head that another parser has framed.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let refused = request_rules::check(&parts).err();
+        let said = FramingHeaders::of(&parts.headers);
+        Self::framed(parts, &said)
+    }
+
+    /// Derives the properties of a head. `said`: by its headers.
+    pub(super) fn framed(parts: Parts, said: &FramingHeaders) -> Self {
+        let refused = request_rules::check(&parts, said).err();
         let has = |name| parts.headers.contains_key(name);
         let endpoint = ApiPath::find(parts.method.as_str(), parts.uri.path());
         let (has_id, has_coding, has_connection) = (has(X_REQUEST_ID), has(CONTENT_ENCODING), has(CONNECTION));
@@ -95,7 +104,9 @@ impl ParsedHead {
         &mut self.parts.headers
     }
 
-    pub(super) fn into_parts(self) -> Parts {
+    /// Its parts.
+    #[must_use]
+    pub fn into_parts(self) -> Parts {
         self.parts
     }
 }

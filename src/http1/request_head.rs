@@ -4,12 +4,14 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Uri, Version};
 use memchr::{memchr, memmem};
 
-use crate::accept::ParsedHead;
-use crate::http1::{self, CacheableHead, Framing, HeadCache};
+use super::framing::Framing;
+use super::framing_headers::{FramingHeaders, InvalidLength, LengthSyntax};
+use super::head_cache::{CacheableHead, HeadCache};
+use super::parsed_head::ParsedHead;
 use crate::types::InvalidHead;
 
 /// Header lines parsed without a heap-allocated table.
@@ -23,15 +25,17 @@ const LONGEST_PATH: usize = 256;
 
 /// Limits of a head.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HeadLimits {
+pub struct HeadLimits {
     /// Bytes.
     pub head: usize,
+    /// Header lines.
     pub lines: usize,
 }
 
 /// A parsed request head.
 #[derive(Clone, Debug)]
-pub(super) struct RequestHead {
+pub struct RequestHead {
+    /// The head.
     pub head: Arc<ParsedHead>,
     /// The body's framing.
     pub framing: Framing,
@@ -49,9 +53,11 @@ impl CacheableHead for RequestHead {
 
 /// Takes a request head out of the buffer once it is complete. `looked_at` is the number of bytes already
 /// known not to contain its end; `known` caches the previous head. After a rejected head the connection
-/// closes, because the start of the next request is
-/// unknown.
-pub(super) fn take(
+/// closes, because the start of the next request is unknown.
+///
+/// # Errors
+/// Why the head is rejected.
+pub fn take_request_head(
     buffer: &mut BytesMut,
     looked_at: &mut usize,
     known: &mut HeadCache<RequestHead>,
@@ -91,7 +97,7 @@ fn partial(buffer: &[u8], looked_at: &mut usize, limits: HeadLimits) -> Result<O
 }
 
 /// The path of an unparsable head, as far as recognisable, for the format of the rejection.
-pub(super) fn path_of_unread(buffer: &[u8]) -> &str {
+pub fn path_of_unread(buffer: &[u8]) -> &str {
     let line = buffer[..buffer.len().min(LONGEST_PATH)].split(|byte| *byte == b'\n').next().unwrap_or_default();
     let path = line.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
     std::str::from_utf8(path).unwrap_or_default()
@@ -145,109 +151,34 @@ fn read<'a>(
     let mut said = FramingHeaders::default();
     for line in head.headers.iter() {
         let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| InvalidHead::Malformed)?;
-        if said.hear(&name, line.value)? {
+        if said.read(&name, line.value, LengthSyntax::Number).map_err(|InvalidLength| InvalidHead::Length)? {
             let value = HeaderValue::from_maybe_shared(part(line.value)).map_err(|_| InvalidHead::Malformed)?;
             parts.headers.append(name, value);
         }
     }
-    let framing = said.framing(parts.version)?;
-    let keeps = said.keeps(parts.version);
-    let awaits_continue = said.expects && parts.version == Version::HTTP_11 && !framing.is_over();
-    let asked = RequestHead { head: Arc::new(ParsedHead::new(parts)), framing, keeps, awaits_continue };
+    let framing = said.request_framing(parts.version)?;
+    let keeps = said.keeps_connection(parts.version);
+    let awaits_continue = said.awaits_continue(parts.version, &framing);
+    let asked = RequestHead { head: Arc::new(ParsedHead::framed(parts, &said)), framing, keeps, awaits_continue };
     known.learn(&asked, &asked.head.headers, &text, head.headers.len());
     Ok(Some((length, asked)))
 }
 
-/// Header fields about body and connection.
-#[derive(Default)]
-struct FramingHeaders {
-    /// Number of transfer codings, and whether the last is `chunked` alone.
-    codings: u8,
-    is_chunked: bool,
-    length: Option<u64>,
-    closes: bool,
-    keeps_alive: bool,
-    expects: bool,
-}
-
-impl FramingHeaders {
-    /// Whether the line is kept; a repeated equal length is not.
-    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, InvalidHead> {
-        if *name == TRANSFER_ENCODING {
-            self.codings = self.codings.saturating_add(1);
-            self.is_chunked = value.eq_ignore_ascii_case(b"chunked");
-        } else if *name == CONTENT_LENGTH {
-            let stated = http1::stated_length(value).ok_or(InvalidHead::Length)?;
-            return match self.length.replace(stated) {
-                None => Ok(true),
-                Some(before) if before == stated => Ok(false),
-                Some(_) => Err(InvalidHead::Length),
-            };
-        } else if *name == CONNECTION {
-            self.closes |= http1::lists_token(value, "close");
-            self.keeps_alive |= http1::lists_token(value, "keep-alive");
-        } else if *name == EXPECT {
-            self.expects = value.eq_ignore_ascii_case(b"100-continue");
-        }
-        Ok(true)
-    }
-
-    /// The body's framing. With an unknown coding nothing is read: `strict` rejects the request and the
-    /// connection closes. `Content-Length` beside a coding is rejected because another parser may follow it
-    /// (RFC 9112 section 6.3).
-    fn framing(&self, version: Version) -> Result<Framing, InvalidHead> {
-        match self.codings {
-            0 => Ok(Framing::Length(self.length.unwrap_or(0))),
-            _ if self.length.is_some() => Err(InvalidHead::TwoFramings),
-            _ if version == Version::HTTP_10 => Err(InvalidHead::Malformed),
-            1 if self.is_chunked => Ok(Framing::CHUNKED),
-            _ => Ok(Framing::EMPTY),
-        }
-    }
-
-    /// False if the body's end is unknown.
-    fn keeps(&self, version: Version) -> bool {
-        let is_clear = self.codings == 0 || self.codings == 1 && self.is_chunked;
-        is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-    use crate::http1::mutations::changes;
 
     const LIMITS: HeadLimits = HeadLimits { head: 400, lines: USUAL_LINES };
-
-    const LINES: [&str; 10] = [
-        "host: g",
-        "content-length: 12",
-        "x-id: a b",
-        "accept: */*",
-        "connection: keep-alive",
-        "transfer-encoding: chunked",
-        "expect: 100-continue",
-        "accept: text/plain",
-        "x-empty:",
-        "content-length: 12",
-    ];
-
-    /// Heads with some of the lines, in order.
-    fn heads() -> impl Strategy<Value = String> {
-        (prop::sample::subsequence(&LINES[..], 0..LINES.len()), any::<bool>()).prop_map(|(lines, is_old)| {
-            let version = if is_old { "1.0" } else { "1.1" };
-            lines.iter().fold(format!("POST /a HTTP/{version}\r\n"), |head, line| head + line + "\r\n") + "\r\n"
-        })
-    }
 
     #[test]
     fn what_was_made_of_a_head_stays_while_only_its_length_is_another() {
         let mut known = HeadCache::default();
         let mut next = |id: &str, length: u8| {
             let head = format!("POST /a HTTP/1.1\r\nhost: g\r\nx-id: {id}\r\ncontent-length: {length}\r\n\r\n");
-            let head = take(&mut BytesMut::from(head.as_bytes()), &mut 0, &mut known, LIMITS).unwrap().unwrap().head;
+            let head = take_request_head(&mut BytesMut::from(head.as_bytes()), &mut 0, &mut known, LIMITS)
+                .unwrap()
+                .unwrap()
+                .head;
             let memo = head.memo::<u8>().copied();
             head.keep_memo(&Arc::new(length));
             (memo, head)
@@ -262,46 +193,17 @@ mod tests {
         assert_eq!(served.memo::<u16>(), None);
     }
 
-    fn taken(bytes: &[u8], known: &mut HeadCache<RequestHead>) -> (String, usize, usize) {
-        let (mut buffer, mut looked_at) = (BytesMut::from(bytes), 0);
-        let taken = take(&mut buffer, &mut looked_at, known, LIMITS);
-        (format!("{taken:?}"), buffer.len(), looked_at)
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(4096))]
-
-        #[test]
-        fn a_head_is_read_alike_whatever_was_read_before_it(head in heads(), changes in changes()) {
-            let mut known = HeadCache::default();
-            for _ in 0..3 {
-                taken(head.as_bytes(), &mut known);
-            }
-            for next in changes.of(&head) {
-                prop_assert_eq!(taken(&next, &mut known), taken(&next, &mut HeadCache::default()), "{}", next.escape_ascii());
-            }
-        }
-    }
-
     #[test]
-    fn heads_that_repeat_are_known_and_their_limits_hold() {
+    fn a_head_still_being_served_keeps_its_values_and_limits_hold_for_known_heads() {
         let mut known = HeadCache::default();
-        let head = |length: &str, id: &str| {
-            format!("POST /a HTTP/1.1\r\nhost: g\r\ncontent-length: {length}\r\nx-id: {id}\r\n\r\n")
-        };
-        for (length, id, is_known) in [("5", "a", false), ("5", "a", false), ("5", "a", true), ("17", "b", true)] {
-            let head = head(length, id);
-            assert_eq!(known.find(head.as_bytes(), LIMITS.head).is_some(), is_known);
-            let asked = take(&mut head.as_bytes().into(), &mut 0, &mut known, LIMITS).unwrap().unwrap();
-            assert_eq!(asked.framing, Framing::Length(length.parse().unwrap()));
-            assert_eq!(asked.head.headers["x-id"], id);
-        }
+        let head = |id: &str| format!("POST /a HTTP/1.1\r\nhost: g\r\nx-id: {id}\r\n\r\n");
         let mut next =
-            |id: &str| take(&mut head("5", id).as_bytes().into(), &mut 0, &mut known, LIMITS).unwrap().unwrap();
-        let (still_read, other) = (next("c"), next("d"));
-        assert_eq!([still_read, other].map(|asked| asked.head.headers["x-id"].clone()), ["c", "d"]);
-        let long = head("5", &"x".repeat(LIMITS.head));
+            |id: &str| take_request_head(&mut head(id).as_bytes().into(), &mut 0, &mut known, LIMITS).unwrap().unwrap();
+        let served = ["a", "a", "b", "c"].map(&mut next);
+        assert_eq!(served.map(|request| request.head.headers["x-id"].clone()), ["a", "a", "b", "c"]);
+        let long = head(&"x".repeat(LIMITS.head));
         assert!(known.find(long.as_bytes(), usize::MAX).is_some());
-        assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(InvalidHead::TooLarge));
+        let taken = take_request_head(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS);
+        assert_eq!(taken.err(), Some(InvalidHead::TooLarge));
     }
 }
