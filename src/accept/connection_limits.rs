@@ -15,7 +15,7 @@ use super::conn_state::ConnState;
 /// The open connections of one listener; see the module.
 #[derive(Default)]
 pub(super) struct Connections {
-    /// By where they lie.
+    /// The open connections, by their memory address.
     open: Mutex<HashMap<usize, OpenConn, ahash::RandomState>>,
     of_address: Mutex<AddressCounts>,
     /// Places wanted for which no idle connection was found.
