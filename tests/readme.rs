@@ -206,7 +206,7 @@ fn the_readmes_steps_lead_to_a_judged_request() {
         ("goodput rules", &["alert: GoodputErrorBudgetBurn"]),
         ("goodput key", &["label: \"prod\"", "blake3: \""]),
         ("goodput plan", &["replicas"]),
-        ("goodput sweep", &["swept"]),
+        ("goodput sweep", &["cold caches", "   2.00  "]),
     ]);
     for script in scripts.iter().filter(|script| run_by(script) == RunBy::Step) {
         let (clients, operators) = (gateway.address(), admin.trim_start_matches("http://"));
