@@ -71,7 +71,7 @@ pub trait AdminView: Send + Sync + 'static {
     fn is_ready(&self) -> bool;
 
     /// How each class stands.
-    fn slo(&self) -> Vec<ClassStanding>;
+    fn slo(&self) -> SloBody;
 
     /// Everything there is to show, the histories of classes over this span. Called on a thread that may be
     /// kept busy.
@@ -106,6 +106,16 @@ pub trait AdminView: Send + Sync + 'static {
 /// What came of reading the settings again: the keys that wait for a restart, or all problems.
 pub type Reloaded = Result<Vec<&'static str>, Vec<String>>;
 
+/// The body of `GET /slo`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct SloBody {
+    /// What the figures are, where they may be those of all gateways.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Every class, in the order of the settings.
+    pub classes: Vec<ClassStanding>,
+}
+
 /// How a class stands against its promise, over its window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClassStanding {
@@ -117,6 +127,9 @@ pub struct ClassStanding {
     pub covered_seconds: u64,
     /// Unix time from which on it is counted, in seconds: what was before is in no figure here.
     pub since_unix_seconds: u64,
+    /// Where the counts come from: `process`, `file` (this gateway over its restarts) or `prometheus` (all gateways).
+    #[serde(default)]
+    pub source: Cow<'static, str>,
     /// The share of judged requests that must be met.
     pub target: f64,
     /// Requests met in the window.
@@ -290,11 +303,7 @@ async fn metrics(State(view): SharedView, headers: HeaderMap, pages: Arc<Metrics
 }
 
 async fn slo(State(view): SharedView) -> Response {
-    #[derive(Serialize)]
-    struct SloBody {
-        classes: Vec<ClassStanding>,
-    }
-    let body = serde_json::to_vec(&SloBody { classes: view.slo() });
+    let body = serde_json::to_vec(&view.slo());
     let body = body.expect("names and numbers are always JSON");
     ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
 }
@@ -484,14 +493,16 @@ mod tests {
             self.ready
         }
 
-        fn slo(&self) -> Vec<ClassStanding> {
+        fn slo(&self) -> SloBody {
             let burn_rate = vec![BurnRate { window_seconds: 3600, covered_seconds: 60, rate: 0.5 }];
-            vec![ClassStanding { class: "<chat>".to_owned(), met: 9, total: 10, burn_rate, ..ClassStanding::default() }]
+            let class =
+                ClassStanding { class: "<chat>".to_owned(), met: 9, total: 10, burn_rate, ..ClassStanding::default() };
+            SloBody { note: None, classes: vec![class] }
         }
 
         fn status(&self, span: HistorySpan) -> GatewayStatus {
             let class = |standing| status::ClassStatus { standing, ..status::ClassStatus::default() };
-            let classes = self.slo().into_iter().map(class).collect();
+            let classes = self.slo().classes.into_iter().map(class).collect();
             GatewayStatus {
                 ready: self.ready,
                 history_span: span.as_str().to_owned(),
@@ -921,8 +932,8 @@ mod tests {
             true
         }
 
-        fn slo(&self) -> Vec<ClassStanding> {
-            Vec::new()
+        fn slo(&self) -> SloBody {
+            SloBody::default()
         }
 
         fn status(&self, _: HistorySpan) -> GatewayStatus {

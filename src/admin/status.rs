@@ -23,6 +23,9 @@ pub struct GatewayStatus {
     pub settings_failed: bool,
     /// Which span of time the histories of classes tell of: `hour`, `day` or `window`.
     pub history_span: String,
+    /// What budgets and burn rates are, where they may be those of all gateways.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budgets_note: Option<String>,
     /// Every class, in the order of the settings.
     pub classes: Vec<ClassStatus>,
     /// Every pool, by name.

@@ -14,6 +14,7 @@
 
 mod binomial;
 mod explain;
+mod fleet_counts;
 pub mod format;
 mod promql;
 mod rules;
@@ -22,6 +23,7 @@ mod unit_tests;
 
 pub use binomial::min_requests;
 pub use explain::{ClassTimes, TierTimes, explain, times};
+pub use fleet_counts::{counted, first_seen, is_counted_directly, recorded_counts};
 pub use promql::duration;
 pub use rules::{AlertingRule, PrometheusRule, RecordingRule, RuleGroup, RuleSet, Severity, rule_set};
 pub use tiers::{BurnAlert, BurnTier, burn_alerts};

@@ -22,11 +22,11 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 /// The range of the recorded rate that long windows are summed from, and how often it is recorded. The ranges
 /// overlap, so that what falls between the last scrape of one and the first of the next is in their neighbours; and they
 /// come more often than every five minutes, because a query looks back no further than that.
-const BASE_RATE: Duration = Duration::from_secs(8 * 60);
+pub(super) const BASE_RATE: Duration = Duration::from_secs(8 * 60);
 pub(super) const BASE_EVERY: Duration = Duration::from_secs(4 * 60);
 
 /// Windows up to this are taken from the counters themselves.
-const DIRECT: Duration = HOUR;
+pub(super) const DIRECT: Duration = HOUR;
 
 /// How often pages and early warnings are evaluated.
 const OFTEN: Duration = Duration::from_secs(30);

@@ -38,6 +38,7 @@ pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
         attainment: standing.own.count.attainment(),
         budget_remaining: standing.budget_left,
         since_unix_seconds: standing.since,
+        source: standing.source.as_str().into(),
         burn_rate: standing.burn.iter().map(burn_rate).collect(),
         lengths: standing.lengths.iter().map(length).collect(),
         workload_drift: standing.drifts.iter().map(drift).collect(),

@@ -14,15 +14,19 @@ pub mod drill;
 pub mod engine;
 pub mod health;
 pub mod key;
+mod load_runtime;
 mod logs;
 mod numbers;
 pub mod plan;
 mod print;
+pub mod replay;
 pub mod report;
 pub mod rules;
 pub mod schema;
 pub mod serve;
 pub mod service;
+mod service_options;
+mod service_probe;
 mod signals;
 mod status;
 pub mod sweep;
@@ -64,6 +68,8 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Find the highest request rate at which a service meets its objectives.
     Sweep(Box<sweep::SweepArgs>),
+    /// Replay recorded traffic against a service or a simulated fleet, with losses of engines.
+    Replay(Box<replay::ReplayArgs>),
     /// Compare sweeps, and write a report.
     Report(report::ReportArgs),
     /// Check the health of a running gateway.
@@ -87,6 +93,7 @@ pub fn run() -> ExitCode {
         Command::Engine(engine) => engine.run(),
         Command::Plan(plan) => plan.run(),
         Command::Sweep(sweep) => sweep.run(),
+        Command::Replay(replay) => replay.run(),
         Command::Report(report) => report.run(),
         Command::Health(health) => health.run(),
         Command::Top(top) => top.run(),

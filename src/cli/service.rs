@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
+use parking_lot::Mutex;
 use tokio::task::{Id, JoinHandle, JoinSet};
 use tower::ServiceExt;
 
@@ -16,14 +17,17 @@ use super::class_status::{degradation, standings};
 use crate::accept::settings::{Listen, Shutdown};
 use crate::accept::{ConnectionServer, Drain, DrainPhase, ListenError, Listener};
 use crate::admin::status::{EngineStatus, GatewayStatus};
-use crate::admin::{self, Access, AdminView, ClassStanding, Degradation, DrainOrder, Hosts};
+use crate::admin::{self, Access, AdminView, Degradation, DrainOrder, Hosts, SloBody};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::watch::{LoadError, Reload, Reloader, RestartKeys, SettingsFile, watch};
 use crate::dial::{Dial, Sockets};
 use crate::gateway::{Gateway, GatewayDeps, OverrideError};
 use crate::record::settings::{AccessLog, SloStateSettings};
-use crate::record::{self, Format, HistorySpan, RecordSinks, Recorder, StateFile, StateLoad, access};
+use crate::record::{
+    self, Format, HistorySpan, PrometheusReader, RecordSinks, Recorder, StateFile, StateLoad, StateSave, StateStamp,
+    access,
+};
 use crate::route::probe::Probes;
 use crate::route::{DrainError, UnlistedModel};
 
@@ -53,6 +57,7 @@ pub struct Service {
     source: Option<SettingsFile>,
     writers: Vec<JoinHandle<()>>,
     state: Option<StateSaver>,
+    reader: Option<PrometheusReader>,
 }
 
 impl Service {
@@ -77,6 +82,10 @@ impl Service {
         let (sinks, writers) = sinks(&settings, &dial, clock);
         let recorder = Recorder::with_sinks(clock, sinks);
         let state = settings.slo_state.as_ref().map(|state| restore(state, &recorder));
+        let reader = settings.prometheus.clone().map(|prometheus| {
+            recorder.expect_prometheus();
+            PrometheusReader::new(prometheus, Arc::clone(&dial), recorder.clone(), clock)
+        });
         let listener = listener.counting(recorder.listener_stats().clone());
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
         let materials = GatewayDeps { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
@@ -84,7 +93,7 @@ impl Service {
         gateway.recorder.reloaded(true);
         let probes = Arc::new(Probes::new(Arc::clone(&gateway.fleet), dial, clock, rand::random()));
         probes.apply_settings(&pools);
-        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state })
+        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state, reader })
     }
 
     /// Address of the client listener, with the port that the system chose.
@@ -134,7 +143,7 @@ impl Service {
     /// Serves until `told` resolves, then drains: readiness fails first, and open streams run to their end
     /// within the drain limit. When `told` resolves again, open responses get an error event and end at once.
     pub async fn run(self, told: impl AsyncFnMut()) {
-        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state } = self;
+        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state, reader } = self;
         let mut tasks = BackgroundTasks::default();
         tasks.spawn("seats and levels", gateway.clone().run_seat_sync());
         tasks.spawn("history", gateway.recorder.clone().keep_history());
@@ -142,6 +151,9 @@ impl Service {
         tasks.spawn("books", gateway.clone().run_limit_sync());
         if let Some(state) = state.clone() {
             tasks.spawn("slo state", state.keep_saved(gateway.recorder.clone(), clock));
+        }
+        if let Some(reader) = reader {
+            tasks.spawn("prometheus", reader.run());
         }
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn("sweeper", async move { sweeping.run_sweeper().await });
@@ -316,6 +328,8 @@ struct StateSaver {
     every: Duration,
     /// False for a file of another kind, which stays as it is.
     may_save: bool,
+    /// The file as this gateway read or saved it last.
+    stamp: Arc<Mutex<Option<StateStamp>>>,
 }
 
 /// Restores the counts of the previous process. May block: the gateway does not serve yet.
@@ -339,7 +353,8 @@ fn restore(settings: &SloStateSettings, recorder: &Recorder) -> StateSaver {
         ),
     }
     recorder.keep_counts(load);
-    StateSaver { file, every: settings.every, may_save }
+    let stamp = Arc::new(Mutex::new(file.stamp()));
+    StateSaver { file, every: settings.every, may_save, stamp }
 }
 
 impl StateSaver {
@@ -357,13 +372,23 @@ impl StateSaver {
         }
         let (file, state) = (self.file.clone(), recorder.slo_state());
         // Blocking file I/O would stall threads that relay.
-        let saved = tokio::task::spawn_blocking(move || file.save(&state)).await;
-        let saved = saved.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-        recorder.state_saved(saved.is_ok());
-        if let Err(error) = saved {
-            let path = self.file.path().display();
-            tracing::warn!(%path, %error, "cannot save the counts of classes");
+        let saved = tokio::task::spawn_blocking(move || (file.stamp(), file.save(&state))).await;
+        let (found, saved) = saved.unwrap_or_else(|error| (None, Err(std::io::Error::other(error))));
+        let path = self.file.path().display();
+        let result = match saved {
+            Ok(stamp) => {
+                let last = self.stamp.lock().replace(stamp);
+                if found == last { StateSave::Success } else { StateSave::Conflict }
+            }
+            Err(error) => {
+                tracing::warn!(%path, %error, "cannot save the counts of classes");
+                StateSave::Failure
+            }
+        };
+        if result == StateSave::Conflict {
+            tracing::warn!(%path, "another process saved its counts in this file; give each gateway a file of its own (telemetry.slo_state.path)");
         }
+        recorder.state_saved(result);
     }
 }
 
@@ -502,8 +527,8 @@ impl AdminView for ServiceView {
         !self.drain.is_leaving()
     }
 
-    fn slo(&self) -> Vec<ClassStanding> {
-        standings(&self.gateway)
+    fn slo(&self) -> SloBody {
+        SloBody { note: self.gateway.recorder.budgets_in_words(), classes: standings(&self.gateway) }
     }
 
     fn status(&self, span: HistorySpan) -> GatewayStatus {

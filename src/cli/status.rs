@@ -61,6 +61,7 @@ pub(super) fn status(gateway: &Gateway, span: HistorySpan, is_ready: bool) -> Ga
         settings_loaded_unix_seconds: loaded,
         settings_failed: !is_loaded,
         history_span: span.as_str().to_owned(),
+        budgets_note: recorder.budgets_in_words(),
         classes: classes.collect(),
         pools: gateway.fleet.view(now).into_iter().map(|pool| of_pool(gateway, pool)).collect(),
         tenants,

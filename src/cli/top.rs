@@ -224,6 +224,10 @@ fn classes(status: &GatewayStatus) -> String {
         ]);
     }
     let mut text = aligned(&rows, [17, 9, 6, 7, 7, 5, 7, 7, 5]);
+    if let Some(note) = &status.budgets_note {
+        text.push_str(note);
+        text.push('\n');
+    }
     let is_forced = |class: &ClassStatus| class.standing.degradation.as_ref().is_some_and(|now| now.forced);
     if text.contains('!') {
         text.push_str("!: below its target\n");

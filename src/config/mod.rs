@@ -38,7 +38,9 @@ use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
-use crate::record::settings::{AccessLog, JournalSettings, MetricLabels, OtlpSettings, SloStateSettings};
+use crate::record::settings::{
+    AccessLog, JournalSettings, MetricLabels, OtlpSettings, PrometheusSettings, SloStateSettings,
+};
 use crate::route::Routes;
 use crate::route::settings::PoolSettings;
 use crate::types::{ApiPath, ClassId, LengthBuckets, PoolId, Priority, TenantId};
@@ -87,6 +89,8 @@ pub struct Settings {
     pub journal: Option<JournalSettings>,
     /// The file in which the counts of classes outlive the process, if any.
     pub slo_state: Option<SloStateSettings>,
+    /// The Prometheus that budgets are read from.
+    pub prometheus: Option<PrometheusSettings>,
     /// Export of spans, if configured.
     pub otlp: Option<OtlpSettings>,
     /// Labels of the request metrics.
@@ -225,6 +229,9 @@ impl Settings {
         }
         if self.slo_state != other.slo_state {
             found.push("telemetry.slo_state");
+        }
+        if self.prometheus != other.prometheus {
+            found.push("telemetry.prometheus");
         }
         if self.otlp != other.otlp {
             found.push("telemetry.otlp");

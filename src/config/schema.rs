@@ -642,6 +642,9 @@ block! {
         /// The file that keeps the counts of classes over restarts. Changes take effect after a restart.
         /// Default: none; windows begin with the process.
         may slo_state: SloState,
+        /// The Prometheus from which budgets of all gateways together are read. Changes take effect after a restart.
+        /// Default: none; each gateway shows its own.
+        may prometheus: PrometheusSource,
         /// Export of [traces](tracing.md) to a collector, over OTLP in HTTP and protobuf. Changes take effect after a
         /// restart. Default: none.
         may otlp: Otlp,
@@ -665,6 +668,24 @@ block! {
         /// Attributes of the resource, beside `service.name`, `service.version` and `service.instance.id`, or in place
         /// of them.
         may resource: Entries<Located<String>>,
+    }
+
+    /// The Prometheus from which budgets are read.
+    PrometheusSource {
+        /// Its URL: `http://HOST:9090`, or `https`, with the path before `/api/v1/query` if there is one.
+        must url: Located<String>,
+        /// File with a bearer token, one line. Read at start.
+        may token_file: Located<String>,
+        /// File with headers, `name: value` on each line; `#` begins a comment. Read at start.
+        may headers_file: Located<String>,
+        /// File with the roots of its certificate, in PEM. Default: the system's.
+        may ca_file: Located<String>,
+        /// Interval of reads, at least 1s. Default: 1m.
+        may every: Located<Duration>,
+        /// Time limit of one query. Default: 10s.
+        may timeout: Located<Duration>,
+        /// Labels that distinguish these gateways from others that it scrapes, like `--select` of `goodput rules`.
+        may select: Entries<Located<String>>,
     }
 
     /// The journal.

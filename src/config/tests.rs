@@ -442,6 +442,24 @@ fn counts_of_classes_are_kept_in_the_configured_file() {
 }
 
 #[test]
+fn a_prometheus_is_read_with_its_token_and_labels() {
+    let source = |text: &str| good(&and(&format!("telemetry: {{prometheus: {text}}}")));
+    let plain = source("{url: \"http://prometheus:9090\"}").prometheus.unwrap();
+    assert_eq!((&*plain.address.host, plain.address.port, &*plain.address.base), ("prometheus", 9090, ""));
+    assert_eq!((plain.every.as_secs(), plain.timeout.as_secs()), (60, 10));
+    assert!(plain.headers.is_empty() && plain.select.is_empty() && plain.roots.is_none());
+    let full = source(
+        "{url: \"https://mimir/prometheus/api/v1/query\", token_file: admin.token, ca_file: engine-ca.pem, every: 15s, timeout: 3s, select: {cluster: eu}}",
+    );
+    let found = full.prometheus.as_ref().unwrap();
+    assert_eq!((&*found.address.host, found.address.port, &*found.address.base), ("mimir", 443, "/prometheus"));
+    assert!(found.headers[0].1.to_str().unwrap().starts_with("Bearer ") && found.headers[0].1.is_sensitive());
+    assert_eq!((found.roots.as_ref().unwrap().len(), found.select.clone()), (1, vec![("cluster".into(), "eu".into())]));
+    assert!(!format!("{full:?}").contains(found.headers[0].1.to_str().unwrap()));
+    assert_eq!(good(BASE).fixed_differences(&full), ["telemetry.prometheus"]);
+}
+
+#[test]
 fn a_collector_is_read_with_its_headers() {
     let plain = good(&otlp("{endpoint: \"http://collector:4318\"}")).otlp.unwrap();
     let address = engine_address("http://collector:4318").unwrap();
@@ -625,6 +643,25 @@ fn each_kind_of_problem() {
         (
             and("telemetry: {slo_state: {path: slo.state, every: 10ms}}"),
             "12:49: telemetry.slo_state.every: the file would be written all the time; write 1s or more",
+        ),
+        (and("telemetry: {prometheus: {every: 5s}}"), "12:25: telemetry.prometheus: `url` is missing"),
+        (
+            and("telemetry: {prometheus: {url: \"http://p:9090\", every: 10ms}}"),
+            "telemetry.prometheus.every: Prometheus would be asked all the time; write 1s or more",
+        ),
+        (
+            and("telemetry: {prometheus: {url: \"http://p:9090\", select: {a-b: c}}}"),
+            "telemetry.prometheus.select.a-b: \"a-b\" cannot be the name of a label; use letters, digits and _",
+        ),
+        (
+            and(
+                "telemetry: {prometheus: {url: \"http://p:9090\", token_file: admin.token, headers_file: good.headers}}",
+            ),
+            "telemetry.prometheus.token_file: `headers_file` sets authorization, too; remove one of the two",
+        ),
+        (
+            and("telemetry: {prometheus: {url: \"http://me:pw@p:9090\"}}"),
+            "telemetry.prometheus.url: the URL carries credentials; they belong into `headers_file`; write http://host:9090",
         ),
         (and("telemetry: {slo_state: {path: state/}}"), "12:31: telemetry.slo_state.path: \"state/\" is not a file"),
         (and("telemetry: {access_log: true}"), "12:25: telemetry.access_log: is true; write one of: stdout, off"),

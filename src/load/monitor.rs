@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::{Decision, Looks, Outcomes};
+use super::interval::{Decision, Looks, Outcomes, grows};
 use super::record::LoadRecord;
 use super::run::LoadEvent;
 use super::steady::{Trend, in_flight};
@@ -314,8 +314,12 @@ impl RunMonitor {
         let Some((last, _)) = judged.take(size as usize).last() else { return false };
         let to = from + last + 1;
         let all = self.outcomes(from, to);
-        let decisions: Vec<Decision> =
-            all.iter().zip(&self.goals).map(|(seen, goal)| self.looks.decide(seen, goal.target)).collect();
+        let is_overrun = self.is_overrun(from, to);
+        let decide = |(seen, goal): (&Outcomes, &ClassGoal)| match self.looks.decide(seen, goal.target) {
+            Decision::Open if is_overrun && seen.attainment() < goal.target => Decision::Below,
+            decision => decision,
+        };
+        let decisions: Vec<Decision> = all.iter().zip(&self.goals).map(decide).collect();
         let fails = decisions.contains(&Decision::Below);
         let clears = decisions.iter().all(|decision| *decision == Decision::Above);
         let is_precise = all.iter().zip(&self.goals).all(|(seen, goal)| seen.effective() >= needed(&self.rule, goal));
@@ -400,6 +404,20 @@ impl RunMonitor {
         watched.latency / self.goals[watched.class].threshold.as_secs_f64().max(1e-9)
     }
 
+    /// Whether more came than went in a stretch of the run, beyond chance.
+    fn is_overrun(&self, from: usize, to: usize) -> bool {
+        let (Some(first), Some(last)) = (self.requests.get(from), self.requests.get(to.wrapping_sub(1))) else {
+            return false;
+        };
+        let open = |upto: usize, at: f64| self.requests[..upto].iter().filter(|other| other.end > at).count() as f64;
+        let growth = open(to, last.at) - open(from, first.at);
+        let gaps: Vec<f64> = self.requests[from..to].windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len().max(1) as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len().max(1) as f64;
+        let variation = if mean > 0.0 { variance / (mean * mean) } else { 1.0 };
+        grows(growth, (to - from) as f64, variation, self.looks.confidence())
+    }
+
     fn moves(&self, open: Option<Trend>, latency: Option<Trend>) -> bool {
         open.is_some_and(|trend| trend.is_moving(FEW_IN_FLIGHT))
             || latency.is_some_and(|trend| trend.is_moving(LITTLE_LATENCY))
@@ -417,3 +435,6 @@ pub fn latency_of(record: &LoadRecord, goal: &ClassGoal) -> f64 {
     let latency = if goal.is_ttft { record.ttft_seconds.or(record.e2e_seconds) } else { record.e2e_seconds };
     latency.unwrap_or(f64::INFINITY)
 }
+
+#[cfg(test)]
+mod tests;

@@ -226,6 +226,15 @@ pub struct Burn {
     served: Ring,
     /// The same by tenant.
     tenants: Tenants,
+    summed: Option<SummedCounts>,
+}
+
+/// Counts over all gateways, which stand in place of those of this process.
+#[derive(Debug)]
+struct SummedCounts {
+    windows: Vec<WindowCount>,
+    /// When they are too old to be used.
+    until: Tick,
 }
 
 impl Burn {
@@ -249,7 +258,37 @@ impl Burn {
             stretch: 0..0,
             served: Ring::new(PRESSURE, since, epoch),
             tenants: Tenants::default(),
+            summed: None,
         }
+    }
+
+    /// Shows these counts, of all gateways, in place of this process' own until then.
+    pub fn set_summed(&mut self, windows: Vec<WindowCount>, until: Tick) {
+        self.summed = Some(SummedCounts { windows, until });
+    }
+
+    /// Whether the counts shown at `at` are those of all gateways.
+    #[must_use]
+    pub fn is_summed(&self, at: Tick) -> bool {
+        self.summed.as_ref().is_some_and(|summed| at < summed.until)
+    }
+
+    /// Whether its counts outlive the process.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.epoch > 0
+    }
+
+    /// The lengths of all windows.
+    pub fn windows(&self) -> impl Iterator<Item = Duration> {
+        self.rings.iter().map(|ring| ring.window)
+    }
+
+    /// What is shown of a ring's window: the sum over all gateways where it is known, else the ring's own.
+    fn shown(&self, ring: &Ring, at: Tick) -> WindowCount {
+        let summed = self.summed.as_ref().filter(|summed| at < summed.until);
+        let known = summed.and_then(|summed| summed.windows.iter().find(|count| count.window == ring.window));
+        known.copied().unwrap_or_else(|| ring.span(self.fresh, at))
     }
 
     /// What was counted so far, over every window.
@@ -329,13 +368,13 @@ impl Burn {
     pub fn spans(&self, at: Tick) -> impl Iterator<Item = WindowCount> {
         let common = COMMON.contains(&self.own_ring().window);
         let shown = if common { self.rings.len() - 1 } else { self.rings.len() };
-        self.rings[..shown].iter().map(move |ring| ring.span(self.fresh, at))
+        self.rings[..shown].iter().map(move |ring| self.shown(ring, at))
     }
 
     /// The count of the class's own window at `at`.
     #[must_use]
     pub fn own(&self, at: Tick) -> WindowCount {
-        self.own_ring().span(self.fresh, at)
+        self.shown(self.own_ring(), at)
     }
 
     fn own_ring(&self) -> &Ring {
@@ -395,6 +434,22 @@ mod tests {
         assert_eq!(count, JudgedCount { met: 80, judged: 100 });
         assert!((burn.rate(count) - 2.0).abs() < 1e-9);
         assert!((burn.budget_left(seconds(100)) + 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn sums_over_gateways_are_shown_until_they_are_too_old_and_never_saved() {
+        let mut burn = Burn::new(0.9, 28 * DAY, Tick::ZERO);
+        (0..10).for_each(|second| burn.note(true, seconds(second)));
+        let count = JudgedCount { met: 60, judged: 100 };
+        let summed = WindowCount { window: 28 * DAY, covered: 2 * DAY, count };
+        burn.set_summed(vec![summed], seconds(60));
+        assert!(burn.is_summed(seconds(59)) && !burn.is_summed(seconds(60)));
+        assert_eq!((burn.own(seconds(59)), burn.own(seconds(60)).count.judged), (summed, 10));
+        assert!((burn.budget_left(seconds(59)) + 3.0).abs() < 1e-9);
+        assert_eq!(count_of(&burn, "5m", seconds(59)).judged, 10, "a window that was not asked for");
+        let mut after = Burn::new(0.9, 28 * DAY, Tick::ZERO);
+        after.restore(&burn.state(), seconds(59));
+        assert_eq!(after.own(seconds(59)).count, JudgedCount { met: 10, judged: 10 });
     }
 
     #[test]

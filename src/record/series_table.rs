@@ -25,6 +25,7 @@ use super::history::ClassHistory;
 use super::last_hour::LastHour;
 use super::length_drift::LengthHistogram;
 use super::metrics::Metrics;
+use super::prometheus::SummedClass;
 use super::request_record::{RequestRecord, Retry};
 use super::series::{Histograms, Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, UnclassifiedSeries};
 use super::settings::MetricLabels;
@@ -283,6 +284,14 @@ impl ClassState {
         let lengths = LengthBucket::ALL.iter().zip(&mut self.lengths);
         let lengths = lengths.map(|(length, burn)| (length.as_str().to_owned(), burn.state())).collect();
         ClassCounts { all: self.burn.state(), lengths }
+    }
+
+    /// Takes in what Prometheus has counted over all gateways.
+    pub(super) fn set_summed(&mut self, summed: &SummedClass, until: Tick) {
+        self.burn.set_summed(summed.all.clone(), until);
+        for (burn, windows) in self.lengths.iter_mut().zip(&summed.lengths) {
+            burn.set_summed(windows.clone(), until);
+        }
     }
 
     /// Takes in what a process before has counted.

@@ -71,6 +71,30 @@ impl SloStateSettings {
     pub const EVERY: Duration = Duration::from_secs(60);
 }
 
+/// The Prometheus that budgets are read from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrometheusSettings {
+    /// Its address; its base is the path before `/api/v1/query`.
+    pub address: EngineAddress,
+    /// Sent with every query.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Roots in place of the system's.
+    pub roots: Option<Arc<[CertificateDer<'static>]>>,
+    /// How often it is read.
+    pub every: Duration,
+    /// Limit on one query.
+    pub timeout: Duration,
+    /// Labels that tell these gateways from others that it scrapes.
+    pub select: Vec<(String, String)>,
+}
+
+impl PrometheusSettings {
+    /// How often, by default.
+    pub const EVERY: Duration = Duration::from_secs(60);
+    /// Limit on one query, by default.
+    pub const TIMEOUT: Duration = Duration::from_secs(10);
+}
+
 /// Export of spans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtlpSettings {

@@ -4,13 +4,48 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::judge::Missed;
-use crate::types::{ClassId, EngineId, LengthBucket, PoolId, TenantId};
+use crate::types::{ClassId, EngineId, LengthBucket, PoolId, TenantId, Tick};
 
 use super::burn::{Burn, WindowCount};
 use super::gauges::drifts;
 use super::history::SAMPLED_EVERY;
 use super::length_drift::DRIFT_FACTOR;
 use super::{EngineHour, HistoryPoint, HistorySpan, MissRecord, Recorder};
+
+/// Where the counts of a class come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountSource {
+    /// This process, since it started.
+    Process,
+    /// This gateway, over restarts (`telemetry.slo_state`).
+    File,
+    /// All gateways (`telemetry.prometheus`).
+    Prometheus,
+}
+
+impl CountSource {
+    /// Every source.
+    pub const ALL: [CountSource; 3] = [CountSource::Process, CountSource::File, CountSource::Prometheus];
+
+    /// The source of what is shown of a class at `at`.
+    pub(super) fn of(burn: &Burn, at: Tick) -> CountSource {
+        match burn.is_summed(at) {
+            true => CountSource::Prometheus,
+            false if burn.is_kept() => CountSource::File,
+            false => CountSource::Process,
+        }
+    }
+
+    /// The label value.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            CountSource::Process => "process",
+            CountSource::File => "file",
+            CountSource::Prometheus => "prometheus",
+        }
+    }
+}
 
 /// The SLO status of one class.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +58,8 @@ pub struct SloStatus {
     pub own: WindowCount,
     /// Unix time from which on it was counted, in seconds.
     pub since: u64,
+    /// Where its counts come from.
+    pub source: CountSource,
     /// The same for each prompt length of which anything was judged.
     pub lengths: Vec<LengthStatus>,
     /// How far lengths are off those that it assumes, where that is known.
@@ -86,7 +123,7 @@ impl WorkloadDrift {
 }
 
 /// Windows in which anything was judged, with how fast the budget was used.
-fn burns(burn: &Burn, at: crate::types::Tick) -> Vec<(WindowCount, f64)> {
+fn burns(burn: &Burn, at: Tick) -> Vec<(WindowCount, f64)> {
     let judged = burn.spans(at).filter(|span| span.count.judged > 0);
     judged.map(|span| (span, burn.rate(span.count))).collect()
 }
@@ -117,6 +154,7 @@ impl Recorder {
                 target: series.promise.joint_target,
                 own,
                 since: self.0.clock.wall().saturating_sub(own.covered).as_secs(),
+                source: CountSource::of(&memory.burn, at),
                 lengths: lengths.collect(),
                 drifts: told,
                 budget_left: (own.count.judged > 0).then(|| memory.burn.budget_left(at)),

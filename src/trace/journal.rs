@@ -21,7 +21,7 @@ use super::reader::{Row, Rows, TraceNotes, nanos};
 const VERSION: u64 = 1;
 
 /// Tokens that one hash of 512 bytes stands for: four bytes are about a token.
-const BLOCK_TOKENS: u64 = 128;
+pub(super) const BLOCK_TOKENS: u64 = 128;
 
 /// What is needed of a line: a header or a request. Further members are passed over.
 #[derive(Deserialize)]
@@ -195,6 +195,12 @@ fn is_work(line: &RecordedLine) -> bool {
         .as_deref()
         .is_none_or(|path| generates.iter().any(|end| path.trim_end_matches('/').ends_with(end)));
     to_a_generating_path && !matches!(line.reason.as_deref(), Some("invalid_request" | "unauthorized" | "unjudged"))
+}
+
+/// The number of the tenant that a journal writes as this hash, under the key with this id.
+#[must_use]
+pub fn journal_tenant(hash: &str, key_id: &str) -> u64 {
+    hash_of(hash) ^ hash_of(key_id)
 }
 
 /// A number for a hash that is written as text.

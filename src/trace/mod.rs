@@ -30,6 +30,7 @@ mod tests;
 
 pub use blocks::PromptBlocks;
 pub use error::{TraceError, TraceFault};
+pub use journal::journal_tenant;
 pub use reader::{TraceFormat, TraceNotes, TraceReader};
 pub use reshape::{Reshape, ReshapeError, Reshaped};
 

@@ -107,13 +107,44 @@ fn is_well(check: &[String], its_own: &str, here: &str) -> Option<i32> {
     command.status().expect("it is ours").code()
 }
 
+/// Grafana itself is started by containers only; that its files fit together is seen here.
+#[test]
+fn grafana_of_compose_finds_its_prometheus_and_its_board() {
+    let compose = Compose::read();
+    let grafana = &compose.services["grafana"];
+    let mounts: BTreeMap<String, String> = words(&grafana["volumes"])
+        .iter()
+        .map(|mount| {
+            let parts: Vec<&str> = mount.split(':').collect();
+            let [from, to, "ro"] = parts[..] else { panic!("{mount} can be written") };
+            (to.to_owned(), read(&format!("deploy/compose/{from}")))
+        })
+        .collect();
+    let read = |inside: &str| -> Value { serde_yaml::from_str(&mounts[inside]).expect("YAML") };
+    let source = read("/etc/grafana/provisioning/datasources/goodput.yaml");
+    let [source] = &source["datasources"].as_array().expect("a list")[..] else { panic!("{source}") };
+    assert_eq!((&source["type"], &source["isDefault"]), (&"prometheus".into(), &true.into()));
+    assert_eq!(source["url"], "http://prometheus:9090", "the name and the port inside the network of containers");
+    assert!(compose.services["prometheus"]["ports"][0].as_str().is_some_and(|port| port.ends_with(":9090")));
+    let scraped: Value = serde_yaml::from_str(&self::read("deploy/compose/prometheus.yml")).expect("YAML");
+    assert_eq!(source["jsonData"]["timeInterval"], scraped["global"]["scrape_interval"]);
+    let boards = read("/etc/grafana/provisioning/dashboards/goodput.yaml");
+    let folder = boards["providers"][0]["options"]["path"].as_str().expect("a path");
+    let board = read(&format!("{folder}/goodput.json"));
+    assert_eq!(board["uid"], "goodput", "the URL in compose.yaml names it");
+}
+
 #[test]
 fn the_services_of_compose_serve_count_and_are_scraped() {
     with_parts("compose", || {
         let prometheus = find("prometheus", "install it: apt-get install prometheus")?;
         let mut compose = Compose::read();
         let names: Vec<&String> = compose.services.as_object().expect("services").keys().collect();
-        assert_eq!(names, ["engine-1", "engine-2", "gateway", "prometheus"], "a new service is started here, too");
+        assert_eq!(
+            names,
+            ["engine-1", "engine-2", "gateway", "grafana", "prometheus"],
+            "a new service is started here, too"
+        );
         // Every port of 0.0.0.0 becomes a free one of the loopback.
         for port in ["8000", "8080", "9090"] {
             compose.stands_for.insert(format!("0.0.0.0:{port}"), "127.0.0.1:0".to_owned());

@@ -28,6 +28,15 @@ impl Prometheus {
 
     /// The same for several gateways.
     pub fn of_all(binary: &Path, admins: &[&str], more: &[&str]) -> Prometheus {
+        Prometheus::of_all_at(binary, admins, more, free_address())
+    }
+
+    /// One that gateways were told of before it was there.
+    pub fn at(binary: &Path, admins: &[&str], address: SocketAddr) -> Prometheus {
+        Prometheus::of_all_at(binary, admins, &[], address)
+    }
+
+    fn of_all_at(binary: &Path, admins: &[&str], more: &[&str], address: SocketAddr) -> Prometheus {
         let folder = tempfile::tempdir().expect("a folder for its data");
         let targets: Vec<String> = admins.iter().map(|admin| format!("\"{}\"", authority(admin))).collect();
         let targets = targets.join(", ");
@@ -41,7 +50,7 @@ impl Prometheus {
             format!("--storage.tsdb.path={}", folder.path().join("data").display()),
         ];
         let arguments: Vec<String> = arguments.into_iter().chain(more.iter().map(|more| (*more).to_owned())).collect();
-        let mut started = Prometheus::start(binary, &arguments, free_address());
+        let mut started = Prometheus::start(binary, &arguments, address);
         started._folder = Some(folder);
         started
     }

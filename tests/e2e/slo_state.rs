@@ -96,3 +96,24 @@ fn a_file_of_another_kind_is_never_overwritten() {
     leave(gateway);
     assert_eq!(std::fs::read_to_string(&file).expect("it is there"), "my notes\n");
 }
+
+/// Each of two gateways with one file finds out, and the file is whole whatever they do.
+#[test]
+fn two_gateways_with_one_file_say_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("slo.state");
+    let engine = Running::engine(&["--speed", "20"]);
+    let (engines, more) = ([&engine], settings(&file));
+    let setup = Setup { engines: &engines, more: &more, ..Setup::default() };
+    let gateways = [Gateway::start(&setup), Gateway::start(&setup)];
+    for gateway in &gateways {
+        until("it has noticed the other", || {
+            let page = get(&gateway.admin, "/metrics").ok()?;
+            (sum_where(&page, "goodput_slo_state_saves_total", "conflict") >= 2.0).then_some(())
+        });
+        assert!(gateway.running.output().contains("each gateway needs one of its own"));
+    }
+    gateways.into_iter().for_each(leave);
+    assert_eq!(loaded(&Gateway::start(&setup), "restored"), 1.0);
+    assert_eq!(std::fs::read_dir(folder.path()).expect("it is there").count(), 1, "nothing is left beside it");
+}

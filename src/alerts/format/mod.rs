@@ -14,6 +14,8 @@ mod openslo;
 mod prometheus_operator;
 mod pyrra;
 mod sloth;
+#[cfg(test)]
+mod specifications;
 
 use std::collections::BTreeSet;
 
@@ -81,6 +83,11 @@ struct DnsLabels(BTreeSet<String>);
 impl DnsLabels {
     fn new() -> Self {
         DnsLabels(BTreeSet::new())
+    }
+
+    /// Keeps a name for who has it already.
+    fn reserve(&mut self, name: &str) {
+        self.0.insert(name.to_owned());
     }
 
     /// A label made from this name: `chat_interactive` becomes `chat-interactive`.

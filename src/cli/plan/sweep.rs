@@ -47,7 +47,8 @@ pub(super) fn fill(class: &mut RawClass, summary: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Fills in the result of `goodput sweep`. Its times are percentiles, not means, so they are not used.
+/// Fills in the result of `goodput sweep`: lengths and mean times at the highest clearing rate. The means do not
+/// include requests that never reached a point.
 fn fill_from_sweep(class: &mut RawClass, sweep: &SweepSummary) -> Result<(), String> {
     let [swept] = &sweep.workload.classes[..] else {
         let names: Vec<&str> = sweep.workload.classes.iter().map(|class| class.class.as_str()).collect();
@@ -69,6 +70,8 @@ fn fill_from_sweep(class: &mut RawClass, sweep: &SweepSummary) -> Result<(), Str
         let (input, output) = (measured.planned_input_tokens, measured.output_tokens);
         class.input_tokens = class.input_tokens.or(Some(RawLength::Mean(input)));
         class.output_tokens = class.output_tokens.or(Some(RawLength::Mean(output)));
+        class.ttft_seconds = class.ttft_seconds.or(measured.ttft_seconds.mean);
+        class.tpot_seconds = class.tpot_seconds.or(measured.tpot_seconds.mean);
     }
     Ok(())
 }
@@ -138,7 +141,18 @@ mod tests {
         assert_eq!((class.class.as_deref(), class.goodput, class.target), (Some("default"), Some(360.0), Some(0.9)));
         assert_eq!(class.input_tokens, Some(RawLength::Mean(123.5)));
         assert_eq!(class.output_tokens, Some(RawLength::Mean(22.0)));
-        assert_eq!((class.ttft_seconds, class.tpot_seconds), (None, None), "a median is no mean");
+        assert_eq!(
+            (class.ttft_seconds, class.tpot_seconds),
+            (None, None),
+            "an older sweep has medians, which are no means"
+        );
+        let mut sweep: SweepSummary = serde_json::from_str(summary).unwrap();
+        let knee = sweep.results[0].points[0].classes.first_mut().unwrap();
+        (knee.ttft_seconds.mean, knee.tpot_seconds.mean) = (Some(0.011), Some(0.0004));
+        let with_means = serde_json::to_string(&sweep).unwrap();
+        let mut class = RawClass { tpot_seconds: Some(0.5), ..RawClass::default() };
+        fill(&mut class, &with_means).unwrap();
+        assert_eq!((class.ttft_seconds, class.tpot_seconds), (Some(0.011), Some(0.5)), "by hand goes first");
         let mut other = RawClass { class: Some("voice".to_owned()), ..RawClass::default() };
         assert_eq!(fill(&mut other, summary).unwrap_err(), "it has no class voice; it has default");
         let mut sweep: SweepSummary = serde_json::from_str(summary).unwrap();

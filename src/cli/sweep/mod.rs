@@ -11,17 +11,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
 use jiff::Timestamp;
 
 use self::files::SweepFiles;
 use self::show::SweepProgressLine;
+use super::load_runtime::load_runtime;
 use super::print;
+use super::service_probe::{explained, only_model};
 use super::signals::ShutdownSignals;
 use crate::clock::Clock;
 use crate::load::measure::{RunSetting, goals_of};
 use crate::load::monitor::RunVerdict;
-use crate::load::probe::{ProbeError, ServiceProbe};
+use crate::load::probe::ServiceProbe;
 use crate::load::result::MOST_LAG;
 use crate::load::summary::{
     ClientSummary, FORMAT, FleetSummary, MethodSummary, SweepSummary, TargetSummary, WorkloadSummary,
@@ -54,7 +55,7 @@ impl SweepArgs {
     #[must_use]
     pub fn run(self) -> ExitCode {
         super::descriptors::raise_limit();
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        let runtime = match load_runtime() {
             Ok(runtime) => runtime,
             Err(error) => {
                 eprintln!("goodput sweep: no runtime: {error}");
@@ -232,27 +233,4 @@ impl Sweep {
 fn at(wall: Duration) -> String {
     let seconds = i64::try_from(wall.as_secs()).unwrap_or_default();
     Timestamp::from_second(seconds).map_or_else(|_| "unknown".to_owned(), |moment| moment.to_string())
-}
-
-async fn only_model(probe: &ServiceProbe) -> anyhow::Result<String> {
-    let models = probe
-        .models()
-        .await
-        .map_err(explained)
-        .context("no model was chosen, and the list of models cannot be read; give --model")?;
-    match &models[..] {
-        [only] => Ok(only.clone()),
-        [] => anyhow::bail!("the service lists no model; give --model"),
-        several => anyhow::bail!("the service lists several models; give --model with one of: {}", several.join(", ")),
-    }
-}
-
-/// Adds a hint to the error.
-fn explained(error: ProbeError) -> anyhow::Error {
-    let hint = match error.status().map(|status| status.as_u16()) {
-        Some(401 | 403) => "; give the key by --api-key-file",
-        Some(404) => "; check the URL, --path and --model",
-        _ => "",
-    };
-    anyhow::anyhow!("{error}{hint}")
 }

@@ -1,71 +1,35 @@
 //! Command line options of a sweep, and the plan built from them.
 
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use serde_json::{Map, Value};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::inputs;
 use crate::cli::numbers;
-use crate::config::{self, Environment, ProcessEnvironment, engine_address};
-use crate::dial::{Roots, Sockets};
-use crate::forward::settings::Timeouts;
-use crate::judge::{Objective, Objectives};
+use crate::cli::service_options::{EndpointArgs, ONLY_CLASS, PromiseArgs};
+use crate::config::Settings;
 use crate::load::lengths::{LengthModel, TokenLengths};
 use crate::load::monitor::RunRule;
-use crate::load::presets::{PRESETS, Preset};
 use crate::load::prompts::PromptCalibration;
 use crate::load::search::SearchSettings;
 use crate::load::sweep::RatePlan;
 use crate::load::workload::{CacheState, Workload, WorkloadClass};
 use crate::load::{LoadClass, LoadTarget};
-use crate::types::{ApiPath, ClassId};
+use crate::types::ClassId;
 
 /// Finds the highest request rate at which a service meets its objectives.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SweepArgs {
     /// Base URL of the service: a gateway, an engine, any server with the OpenAI API.
     pub url: String,
-    /// Model; by default the only one that the service lists.
-    #[arg(long)]
-    pub model: Option<String>,
-
-    /// Settings file of a gateway with the classes that `--class` names.
-    #[arg(short, long, value_name = "FILE", help_heading = "What is promised")]
-    pub config: Option<PathBuf>,
+    /// What is promised.
+    #[command(flatten)]
+    pub promise: PromiseArgs,
     /// Class of the settings file, with its weight in the mix; may be repeated.
     #[arg(long = "class", value_name = "NAME[=WEIGHT]", requires = "config", help_heading = "What is promised")]
     pub classes: Vec<String>,
-    /// Limits of MLPerf Inference: mlperf/llama3.1-8b-interactive and others.
-    #[arg(long, value_name = "NAME", help_heading = "What is promised", conflicts_with = "config")]
-    pub preset: Option<String>,
-    /// TTFT threshold.
-    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
-    pub ttft: Option<f64>,
-    /// TPOT threshold.
-    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
-    pub tpot: Option<f64>,
-    /// Threshold of the largest gap between token events.
-    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
-    pub itl: Option<f64>,
-    /// Threshold of the end-to-end time.
-    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
-    pub e2e: Option<f64>,
-    /// Share of requests on which all thresholds must hold together.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.95, value_parser = numbers::within::<1, 1_000>, help_heading = "What is promised")]
-    pub target: f64,
-    /// Time limit of a request, without one in the settings file.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = numbers::within::<100, 86_400_000>, help_heading = "What is promised")]
-    pub time_limit: f64,
-
-    /// Prompt tokens: 512, P50:P95, or @FILE with one length per line [default: the class's
-    /// workload_assumption].
+    /// Prompt tokens: 512, P50:P95, or @FILE with one length a line; by default the class's workload_assumption.
     #[arg(long, value_name = "LENGTHS", help_heading = "What is asked")]
     pub input: Option<String>,
     /// Output tokens, in the same format.
@@ -95,25 +59,7 @@ pub struct SweepArgs {
     /// Groups of prompts with a common prefix, for warm caches.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = numbers::count, help_heading = "What is asked")]
     pub prefix_groups: usize,
-    /// Longest prompt plus output; longer ones are clipped.
-    #[arg(long, value_name = "TOKENS", value_parser = numbers::count, help_heading = "What is asked")]
-    pub max_context: Option<usize>,
-    /// Path of the requests.
-    #[arg(long, default_value = "/v1/chat/completions", help_heading = "What is asked")]
-    pub path: String,
-    /// Request non-streaming responses.
-    #[arg(long, help_heading = "What is asked")]
-    pub no_stream: bool,
-    /// Let responses end where the model ends them, not at the planned length.
-    #[arg(long, help_heading = "What is asked")]
-    pub respect_eos: bool,
-    /// JSON object whose fields are added to every body.
-    #[arg(long, value_name = "JSON", help_heading = "What is asked")]
-    pub extra_body: Option<String>,
-    /// Header of every request, NAME: VALUE; may be repeated.
-    #[arg(long = "header", value_name = "HEADER", help_heading = "What is asked")]
-    pub headers: Vec<String>,
-    /// Header that carries the class of the request.
+    /// Header that carries the name of the request's class.
     #[arg(long, value_name = "NAME", help_heading = "What is asked")]
     pub class_header: Option<String>,
 
@@ -166,12 +112,9 @@ pub struct SweepArgs {
     /// GPUs per replica.
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = numbers::within::<10, 10_000_000>, help_heading = "What stands behind it")]
     pub gpus_per_replica: f64,
-    /// File with an API key, sent as a bearer token.
-    #[arg(long, value_name = "FILE", help_heading = "What stands behind it")]
-    pub api_key_file: Option<PathBuf>,
-    /// File with PEM root certificates that replace the system's.
-    #[arg(long, value_name = "FILE", help_heading = "What stands behind it")]
-    pub ca_file: Option<PathBuf>,
+    /// What is sent, and how.
+    #[command(flatten)]
+    pub endpoint: EndpointArgs,
 
     /// Folder for records, summary and report [default: goodput-sweep-TIME].
     #[arg(long, value_name = "FOLDER", help_heading = "What is written")]
@@ -184,59 +127,30 @@ pub struct SweepArgs {
     pub json: bool,
 }
 
-/// Name of the class if the command line defines only one.
-const ONLY_CLASS: &str = "default";
-
 impl SweepArgs {
     /// The service to load.
     ///
     /// # Errors The URL, a header, the key or the certificates are invalid.
     pub fn target(&self) -> anyhow::Result<LoadTarget> {
-        let address = engine_address(&self.url).map_err(|bad| match bad.meant {
-            Some(meant) => anyhow::anyhow!("{} {}; did you mean {meant}?", self.url, bad.wrong),
-            None => anyhow::anyhow!("{} {}", self.url, bad.wrong),
-        })?;
-        let mut headers = HeaderMap::new();
-        for header in &self.headers {
-            let (name, value) = header.split_once(':').with_context(|| "--header: write NAME: VALUE".to_owned())?;
-            let name: HeaderName = name.trim().parse().context("--header: invalid name")?;
-            let mut value: HeaderValue =
-                value.trim().parse().with_context(|| format!("--header: the value of {name} cannot be sent"))?;
-            value.set_sensitive(true);
-            headers.append(name, value);
-        }
-        if let Some(file) = &self.api_key_file {
-            let key = std::fs::read_to_string(file)
-                .with_context(|| format!("--api-key-file: cannot read {}", file.display()))?;
-            let value = HeaderValue::from_str(&format!("Bearer {}", key.trim()));
-            let mut value =
-                value.with_context(|| format!("--api-key-file: {} contains no valid key", file.display()))?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
-        }
-        let roots = self.ca_file.as_deref().map(roots_of).transpose()?;
-        Ok(LoadTarget { dial: Arc::new(Sockets::new()), address, roots, headers })
+        self.endpoint.target(&self.url)
     }
 
     /// The workload, as far as it is known before the service is probed.
     ///
     /// # Errors A part is missing or invalid.
     pub fn workload(&self) -> anyhow::Result<Workload> {
-        let endpoint = ApiPath::relayed(self.path.trim_end_matches('/'))
-            .filter(|endpoint| endpoint.dialect().generates() || endpoint.path() == "/v1/embeddings");
-        let endpoint = endpoint.with_context(|| {
-            format!("--path {}: unsupported path; use /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages or /v1/embeddings", self.path)
-        })?;
+        let asks = &self.endpoint;
+        let endpoint = asks.endpoint()?;
         let classes = self.workload_classes()?;
         let workload = Workload {
-            model: self.model.clone().unwrap_or_default(),
+            model: asks.model.clone().unwrap_or_default(),
             endpoint,
-            stream: !self.no_stream && endpoint.dialect().generates(),
+            stream: !asks.no_stream && endpoint.dialect().generates(),
             classes,
             arrivals: inputs::arrivals(&self.arrivals)?,
-            ignore_eos: !self.respect_eos,
-            max_context: self.max_context.map(|tokens| tokens as u64),
-            extra: self.extra()?,
+            ignore_eos: !asks.respect_eos,
+            max_context: asks.max_context.map(|tokens| tokens as u64),
+            extra: asks.extra()?,
             calibration: PromptCalibration::default(),
         };
         for class in &workload.classes {
@@ -249,14 +163,6 @@ impl SweepArgs {
             }
         }
         Ok(workload)
-    }
-
-    fn extra(&self) -> anyhow::Result<Map<String, Value>> {
-        let Some(text) = &self.extra_body else { return Ok(Map::new()) };
-        match serde_json::from_str(text).context("--extra-body is not JSON")? {
-            Value::Object(map) => Ok(map),
-            _ => bail!("--extra-body is not a JSON object such as {{\"temperature\": 0}}"),
-        }
     }
 
     fn workload_classes(&self) -> anyhow::Result<Vec<WorkloadClass>> {
@@ -277,55 +183,15 @@ impl SweepArgs {
 
     /// Classes with their weights.
     fn promised(&self) -> anyhow::Result<Vec<(LoadClass, f64)>> {
-        if let Some(file) = &self.config {
-            return self.of_settings(file);
+        if let (Some(file), Some(settings)) = (&self.promise.config, self.promise.settings()?) {
+            return self.of_settings(file, &settings);
         }
-        let objectives = match &self.preset {
-            Some(name) => {
-                let names = PRESETS.map(|preset| preset.name).join(", ");
-                Preset::find(name)
-                    .with_context(|| format!("--preset {name} does not exist; presets are {names}"))?
-                    .objectives()
-            }
-            None => self.thresholds()?,
-        };
-        let total = Duration::from_secs_f64(self.time_limit);
-        let d = Timeouts::default();
-        let timeouts = Timeouts {
-            first_token: d.first_token.min(total),
-            idle: d.idle.min(total),
-            total,
-            response_head: total,
-            ..d
-        };
-        let id = ClassId::from(self.preset.as_deref().unwrap_or(ONLY_CLASS));
+        let (objectives, timeouts) = (self.promise.objectives()?, self.promise.timeouts());
+        let id = ClassId::from(self.promise.preset.as_deref().unwrap_or(ONLY_CLASS));
         Ok(vec![(LoadClass { id, objectives, timeouts, headers: HeaderMap::new() }, 1.0)])
     }
 
-    fn thresholds(&self) -> anyhow::Result<Objectives> {
-        let objective = |seconds: Option<f64>| {
-            seconds.map(|seconds| Objective { threshold: Duration::from_secs_f64(seconds), attainment: self.target })
-        };
-        let objectives = Objectives {
-            ttft: objective(self.ttft),
-            tpot: objective(self.tpot),
-            itl: objective(self.itl),
-            e2e: objective(self.e2e),
-            joint_target: self.target,
-            ..Objectives::default()
-        };
-        if objectives.is_empty() {
-            bail!("no objectives: give --ttft, --tpot, --itl or --e2e, a --preset, or -c FILE --class NAME");
-        }
-        Ok(objectives)
-    }
-
-    fn of_settings(&self, file: &Path) -> anyhow::Result<Vec<(LoadClass, f64)>> {
-        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        let settings = config::load(&text, &WithoutSecrets(ProcessEnvironment::of(file))).map_err(|problems| {
-            let lines: Vec<String> = problems.iter().map(|problem| format!("{}:{problem}", file.display())).collect();
-            anyhow::anyhow!("{}", lines.join("\n"))
-        })?;
+    fn of_settings(&self, file: &Path, settings: &Settings) -> anyhow::Result<Vec<(LoadClass, f64)>> {
         let all: Vec<&str> = settings.classes.iter().map(|class| class.id.as_str()).collect();
         if self.classes.is_empty() {
             bail!(
@@ -439,36 +305,13 @@ impl SweepArgs {
     }
 }
 
-/// Environment of a settings file on a load generator, which needs the classes and has neither the gateway's
-/// keys nor its certificates.
-struct WithoutSecrets(ProcessEnvironment);
-
-impl Environment for WithoutSecrets {
-    fn variable(&self, name: &str) -> Option<String> {
-        self.0.variable(name).or_else(|| Some("unset".to_owned()))
-    }
-
-    fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
-        self.0.file(path).or_else(|_| Ok(b"not here".to_vec()))
-    }
-}
-
-fn roots_of(file: &Path) -> anyhow::Result<Roots> {
-    let shown = file.display();
-    let all = CertificateDer::pem_file_iter(file).with_context(|| format!("--ca-file: cannot read {shown}"))?;
-    let all: Result<Vec<_>, _> = all.collect();
-    let all = all.with_context(|| format!("--ca-file: {shown} is not a PEM file"))?;
-    if all.is_empty() {
-        bail!("--ca-file: {shown} contains no certificate");
-    }
-    Ok(all.into())
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::cli::service_options::WithoutSecrets;
+    use crate::config::{self, ProcessEnvironment};
 
     #[derive(Debug, Parser)]
     struct Line {

@@ -87,6 +87,7 @@ impl<'a> Checker<'a> {
         self.leaves_in_order(root, &shutdown, &classes);
         let journal = self.journal(root);
         let slo_state = self.slo_state(root);
+        let prometheus = self.prometheus(root);
         let otlp = self.otlp(root);
         if !self.problems.is_empty() {
             return None;
@@ -117,6 +118,7 @@ impl<'a> Checker<'a> {
             access_log,
             journal,
             slo_state,
+            prometheus,
             otlp,
             labels,
             hash: self.hash(hash_of_text),

@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use http::{HeaderName, HeaderValue};
 
 use super::{Checker, shown};
 use crate::config::schema::{self, Root};
 use crate::config::url::engine_address;
-use crate::config::walk::{ConfigBlock, Located};
+use crate::config::walk::{ConfigBlock, Entries, Located};
 use crate::record::journal::HashKey;
-use crate::record::settings::{JournalSettings, OtlpSettings};
+use crate::record::settings::{JournalSettings, OtlpSettings, PrometheusSettings};
 use crate::record::trace::Sampling;
 use crate::route::settings::EngineAddress;
 
@@ -20,6 +20,12 @@ const SHORTEST_SECRET: usize = 16;
 
 /// Lines that wait longer use memory and are lost in a crash.
 const LONGEST_FLUSH: Duration = Duration::from_secs(60);
+
+/// Shortest interval of reads from Prometheus.
+const SHORTEST_READ: Duration = Duration::from_secs(1);
+
+/// Path of Prometheus' query endpoint, below its URL.
+const QUERY: &str = "/api/v1/query";
 
 /// Path of the collector's trace endpoint, below its URL.
 const TRACES: &str = "/v1/traces";
@@ -37,14 +43,52 @@ impl Checker<'_> {
             .resource
             .as_ref()
             .map(|entries| entries.0.iter().map(|(key, value)| (key.value.clone(), value.value.clone())).collect());
-        let address = self.collector(raw.endpoint.as_ref()?)?;
+        let address = self.service_address(raw.endpoint.as_ref()?, TRACES, "http://host:4318")?;
         Some(OtlpSettings { address, headers, roots, sampling, resource: resource.unwrap_or_default() })
     }
 
-    /// The collector's address. A URL that names the path of traces itself is as good.
-    fn collector(&mut self, at: &Located<String>) -> Option<EngineAddress> {
+    pub(super) fn prometheus(&mut self, root: &Root) -> Option<PrometheusSettings> {
+        let raw: &schema::PrometheusSource = root.telemetry.as_ref()?.prometheus.as_ref()?;
+        let mut headers = raw.headers_file.as_ref().map(|at| self.headers(at)).unwrap_or_default();
+        let bearer = raw.token_file.as_ref().and_then(|at| {
+            if headers.iter().any(|(name, _)| name == AUTHORIZATION) {
+                self.problem(&at.place, "`headers_file` sets authorization, too", "remove one of the two");
+            }
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", self.secret_file(at)?)).ok()?;
+            value.set_sensitive(true);
+            Some((AUTHORIZATION, value))
+        });
+        headers.extend(bearer);
+        let roots = raw.ca_file.as_ref().and_then(|at| self.roots(at));
+        let every = self.time(raw.every.as_ref(), PrometheusSettings::EVERY);
+        if let Some(at) = raw.every.as_ref().filter(|_| every < SHORTEST_READ) {
+            self.problem(&at.place, "Prometheus would be asked all the time", "write 1s or more");
+        }
+        let timeout = self.time(raw.timeout.as_ref(), PrometheusSettings::TIMEOUT);
+        let select = raw.select.as_ref().map(|entries| self.label_values(entries)).unwrap_or_default();
+        let address = self.service_address(raw.url.as_ref()?, QUERY, "http://host:9090")?;
+        Some(PrometheusSettings { address, headers, roots, every, timeout, select })
+    }
+
+    /// Labels of Prometheus with their values.
+    fn label_values(&mut self, entries: &Entries<Located<String>>) -> Vec<(String, String)> {
+        for (name, _) in &entries.0 {
+            let begins = name.value.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+            if !begins || !name.value.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+                self.problem(
+                    &name.place,
+                    format!("{} cannot be the name of a label", name.shown()),
+                    "use letters, digits and _",
+                );
+            }
+        }
+        entries.0.iter().map(|(name, value)| (name.value.clone(), value.value.clone())).collect()
+    }
+
+    /// The address of a service beside the gateway. A URL that ends in the path below it is as good.
+    fn service_address(&mut self, at: &Located<String>, path: &str, example: &str) -> Option<EngineAddress> {
         let text = at.value.trim_end_matches('/');
-        match engine_address(text.strip_suffix(TRACES).unwrap_or(text)) {
+        match engine_address(text.strip_suffix(path).unwrap_or(text)) {
             Ok(address) => Some(address),
             Err(bad) => {
                 let wrong = match bad.wrong.contains("credentials") {
@@ -53,7 +97,7 @@ impl Checker<'_> {
                 };
                 let what =
                     if at.hidden || bad.wrong.contains("credentials") { "the URL".to_owned() } else { at.shown() };
-                self.problem(&at.place, format!("{what} {wrong}"), "write http://host:4318");
+                self.problem(&at.place, format!("{what} {wrong}"), format!("write {example}"));
                 None
             }
         }

@@ -1,7 +1,7 @@
 //! Policies: when a request goes to which engine.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,8 +49,12 @@ pub struct GatewayScheduling {
     pub queue: queue::QueueSettings,
     /// The classes' `queue`, if not the default.
     pub classes: Vec<(String, ClassQueue)>,
-    /// Tenants' `limits`, all with `when_over_limit: demote`.
+    /// Tenants' `limits`.
     pub limits: BTreeMap<TenantId, Limits>,
+    /// Tenants with `when_over_limit: reject`; the others are demoted.
+    pub rejected: BTreeSet<TenantId>,
+    /// The pool's other settings, if not the default: health, retries, breaker, choice of engines.
+    pub pool: Option<Box<PoolSettings>>,
     /// The classes' `degrade`.
     pub degrade: Vec<(String, Vec<OverloadLevel>)>,
     /// Engines of a second pool, used only by requests spilled by a level.
@@ -67,6 +71,8 @@ impl GatewayScheduling {
             queue: queue::QueueSettings::default(),
             classes: Vec::new(),
             limits: BTreeMap::new(),
+            rejected: BTreeSet::new(),
+            pool: None,
             degrade: Vec::new(),
             overflow: 0,
         }
@@ -126,6 +132,8 @@ struct PriorAttempts {
 pub(super) struct Effects {
     pub go: Vec<DispatchedRequest>,
     pub refused: Vec<usize>,
+    /// Requests beyond the limits of a tenant that is not demoted.
+    pub over_limit: Vec<usize>,
     /// Requests for which no engine was found.
     pub lost: Vec<usize>,
     /// Requests whose prompts are estimated to be prefilled.
@@ -375,7 +383,11 @@ impl PoolScheduler {
         let addresses: Vec<EngineAddress> = engines.clone().map(address).collect();
         let names: Vec<EngineId> = addresses.iter().map(EngineAddress::id).collect();
         let places = names.iter().cloned().zip(engines.clone()).collect();
-        let mut pool = PoolSettings::with_defaults(PoolId::from("fleet"), EngineSource::Static(addresses));
+        let source = EngineSource::Static(addresses);
+        let mut pool = match &settings.pool {
+            Some(pool) => PoolSettings { engines: source, ..(**pool).clone() },
+            None => PoolSettings::with_defaults(PoolId::from("fleet"), source),
+        };
         pool.concurrency = settings.seats;
         let fleet = Fleet::new(mix.seed ^ gateway.number as u64);
         fleet.share_among(gateway.of);
@@ -461,6 +473,9 @@ impl PoolScheduler {
             output: arrival.cap.map_or(Output::Assumed(expected), |cap| Output::Stated(Tokens(cap))),
         };
         let reservation = self.ledger.reserve(&arrival.tenant, "sim", &wanted, arrival.at).ok();
+        if reservation.is_none() && self.settings.rejected.contains(&arrival.tenant) {
+            return effects.over_limit.push(visit);
+        }
         let limit_state =
             if reservation.is_some() && !in_force.defer { LimitState::WithinLimits } else { LimitState::OverLimit };
         let ask = QueueRequest {

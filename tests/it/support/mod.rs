@@ -87,6 +87,11 @@ impl House {
             sinks.spans = Some(sender);
         }
         let recorder = Recorder::with_sinks(clock, sinks);
+        if let Some(prometheus) = settings.prometheus.clone() {
+            recorder.expect_prometheus();
+            let dial = Arc::new(network.clone());
+            tokio::spawn(record::PrometheusReader::new(prometheus, dial, recorder.clone(), clock).run());
+        }
         let materials = GatewayDeps { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
         let gateway = Gateway::new(settings, materials);
         let seats = tokio::spawn(gateway.clone().run_seat_sync()).abort_handle();
