@@ -39,8 +39,7 @@ pub struct ReplayedClasses {
 impl ReplayedClasses {
     /// The classes of the settings, or the only one of the command line.
     ///
-    /// # Errors
-    /// The settings cannot be read, nothing is promised, or a class is not there.
+    /// # Errors The settings cannot be read, there are no objectives, or a class does not exist.
     pub fn of(args: &ReplayArgs) -> anyhow::Result<Self> {
         let Some(settings) = args.promise.settings()? else {
             let objectives = args.promise.objectives()?;
@@ -65,13 +64,13 @@ impl ReplayedClasses {
         Ok(ReplayedClasses { settings: Some(settings), all, by_name, default })
     }
 
-    /// The class of a request, and whether the one that it names is known. Without settings there is only one.
+    /// The class of a request, and whether the named one exists. Without settings there is only one.
     pub fn index_of(&self, name: Option<&str>) -> (usize, bool) {
         let Some(name) = name.filter(|_| self.settings.is_some()) else { return (self.default, true) };
         self.by_name.get(name).map_or((self.default, false), |index| (*index, true))
     }
 
-    /// What is counted of them.
+    /// The classes for the score.
     pub fn scored(&self) -> Vec<ReplayClass> {
         let scored =
             |class: &ReplayedClass| ReplayClass { name: class.id.to_string(), target: class.objectives.joint_target };

@@ -32,7 +32,7 @@ impl Desk {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    /// The result of a line in which `@name` stands for a file of the desk.
+    /// The result of a line in which `@name` is a file of the test's folder.
     fn replay(&self, line: &str) -> Result<(String, u8), NotReplayed> {
         let words = line.split_whitespace().map(|word| match word.strip_prefix('@') {
             Some(name) => self.path(name).display().to_string(),
