@@ -83,7 +83,7 @@ impl ReplayedClasses {
     /// The header is none.
     pub fn sent(&self, class_header: Option<&str>) -> anyhow::Result<Vec<LoadClass>> {
         let header = class_header.map(|name| {
-            name.parse::<HeaderName>().with_context(|| format!("--class-header: {name:?} is no header name"))
+            name.parse::<HeaderName>().with_context(|| format!("--class-header: {name:?} is not a header name"))
         });
         let header = header.transpose()?;
         let sent = |class: &ReplayedClass| {

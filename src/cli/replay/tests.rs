@@ -265,7 +265,7 @@ fn a_line_that_does_not_fit_together_says_what_is_missing() {
     for (line, expected) in [
         ("@steady.csv --ttft 1", "against what?"),
         ("@steady.csv --simulate --ttft 1", "how many engines has pool fleet?"),
-        ("@steady.csv --simulate --engines 1", "nothing is promised"),
+        ("@steady.csv --simulate --engines 1", "no objectives"),
         ("@steady.csv --simulate --engines 0 --ttft 1", "from 1 to 100,000"),
         ("@steady.csv --simulate --engines 1 --ttft 1 --engine @steady.csv", "describes no engine"),
         ("@steady.csv --url http://a --simulate --ttft 1", "cannot be used with"),

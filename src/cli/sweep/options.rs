@@ -205,7 +205,7 @@ impl SweepArgs {
             let (name, weight) = inputs::class_weight(text)?;
             let class = settings.classes.iter().find(|class| class.id.as_str() == name);
             let class = class.with_context(|| {
-                format!("--class {name}: there is none in {}; there are {}", file.display(), all.join(", "))
+                format!("--class {name} does not exist in {}; classes are {}", file.display(), all.join(", "))
             })?;
             if found.iter().any(|(known, _)| known.id == class.id) {
                 bail!("--class {name} is repeated");
