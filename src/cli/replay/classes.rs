@@ -59,7 +59,7 @@ impl ReplayedClasses {
         let wanted = args.class.as_deref().unwrap_or(settings.default_class.as_str());
         let default = by_name.get(wanted).copied().with_context(|| {
             let names: Vec<&str> = all.iter().map(|class| class.id.as_str()).collect();
-            format!("--class {wanted}: there is none; there are {}", names.join(", "))
+            format!("--class {wanted} does not exist; classes are {}", names.join(", "))
         })?;
         Ok(ReplayedClasses { settings: Some(settings), all, by_name, default })
     }

@@ -172,7 +172,7 @@ fn classes_go_to_the_pools_of_their_routes_and_are_judged_by_their_own_objective
     assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --engines 7").contains("of which pool?"));
     assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --engines huge=7").contains("no such pool"));
     assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --lose 1@5").contains("no such engine"));
-    assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --class nobody").contains("there is none"));
+    assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --class nobody").contains("does not exist"));
 }
 
 #[test]
