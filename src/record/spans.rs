@@ -123,8 +123,8 @@ fn request_attributes(record: &RequestRecord, trace: &RequestTrace) -> Vec<KeyVa
     all.0
 }
 
-/// Attributes of the conventions for generative AI: `max_tokens` and usage as stated. Estimated tokens have
-/// names of our own, because the conventions allow reported values only.
+/// Attributes of the conventions for generative AI: `max_tokens` and usage as stated. Estimated tokens have names of
+/// our own, so that they are not taken for reported ones.
 fn gen_ai(record: &RequestRecord, trace: &RequestTrace, all: &mut Attributes) {
     all.maybe("gen_ai.provider.name", trace.provider);
     all.maybe("gen_ai.request.model", trace.model.as_deref());
