@@ -345,11 +345,11 @@ fn restore(settings: &SloStateSettings, recorder: &Recorder) -> StateSaver {
         StateLoad::Torn => tracing::warn!(%path, result, "the file of counts is damaged; windows start empty"),
         StateLoad::OtherVersion | StateLoad::Foreign => tracing::error!(
             %path, result,
-            "this is no file of counts that this version reads; it stays as it is and nothing is saved: name another path (telemetry.slo_state.path)"
+            "the file has another format or version; it is left as it is, and nothing is saved: choose another path (telemetry.slo_state.path)"
         ),
         StateLoad::Unreadable(error) => tracing::error!(
             %path, result, %error,
-            "the file of counts cannot be read; it stays as it is and nothing is saved"
+            "the file of counts cannot be read; it is left as it is, and nothing is saved"
         ),
     }
     recorder.keep_counts(load);
