@@ -21,7 +21,7 @@ pub struct DrainOrder {
     pub engine: EngineId,
     /// It is drained; else it is put back.
     pub drain: bool,
-    /// For how long; `None`: until it is put back.
+    /// Duration; `None`: until it is put back.
     pub length: Option<Duration>,
     /// Also the last engine of its pool that takes requests.
     pub may_empty_pool: bool,

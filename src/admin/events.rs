@@ -30,7 +30,7 @@ const EVERY: Duration = Duration::from_secs(2);
 /// Time for which a rendered page is reused.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Nothing but what the port itself serves: no inline script, no inline style, no frame, no other site.
+/// Content of this port only: no inline script, no inline style, no frame, no other site.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -95,7 +95,7 @@ impl LivePage {
         (headers, Body::from_stream(events)).into_response()
     }
 
-    /// The parts of the page; `None` where they could not be made.
+    /// The parts of the page; `None` if rendering failed.
     async fn parts(&self, span: HistorySpan) -> Option<Arc<PageParts>> {
         let mut rendered = self.rendered[span as usize].lock().await;
         let now = self.clock.now();
@@ -112,7 +112,7 @@ impl LivePage {
 }
 
 impl Viewer {
-    /// The next events: all parts at first, then those that changed.
+    /// The next events: all parts at first, then the changed ones.
     async fn next(&mut self) -> Option<String> {
         let mut text = String::new();
         if self.last.is_some() {
@@ -148,8 +148,7 @@ fn push_event(text: &mut String, name: &str, data: &str) {
     text.push_str("\n\n");
 }
 
-/// The span of time that a request's query names: `span=day`. The last hour where it names none; `None` of
-/// another word.
+/// The history span of a request's query (`span=day`). The last hour without one; `None` for an unknown word.
 pub(super) fn span_of(request: &Request) -> Option<HistorySpan> {
     let pairs = request.uri().query().unwrap_or_default().split('&');
     let named = pairs.filter_map(|pair| pair.strip_prefix("span=")).next();

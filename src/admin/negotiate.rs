@@ -34,7 +34,7 @@ pub(super) fn prefers_openmetrics(headers: &HeaderMap) -> bool {
     open.value() > text.value()
 }
 
-/// Whether gzip is among the codings that are taken.
+/// Whether gzip is among the accepted codings.
 pub(super) fn takes_gzip(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|line| line.to_str().ok());
     let mut quality = Quality::default();

@@ -51,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    /// Says how many came before it.
+    /// Returns the number of previous calls.
     async fn count(reloads: &Cell<usize>) -> Reloaded {
         Err(vec![reloads.replace(reloads.get() + 1).to_string()])
     }

@@ -20,7 +20,7 @@ pub struct ClassTimes {
     pub target: f64,
     /// The SLO's window, in Prometheus notation.
     pub window: String,
-    /// The highest burn rate there can be, 1 / (1 - target); none where nothing may miss.
+    /// The highest possible burn rate, 1 / (1 - target); absent for a target of 1.
     pub highest_burn: Option<f64>,
     /// From a full outage to the first page, in seconds.
     pub first_page_seconds: Option<u64>,

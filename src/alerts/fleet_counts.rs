@@ -1,5 +1,5 @@
-//! Queries for the counts of classes over all gateways: the series of the recording rules, and the
-//! counters behind them where those are not recorded.
+//! Queries for the counts of classes over all gateways: series of the recording rules, or the counters
+//! without them.
 
 use std::time::Duration;
 

@@ -517,6 +517,6 @@ mod tests {
         ] {
             assert!(places.contains(&place), "{place} in {problems:?}");
         }
-        assert!(plan(&CapacityInputs::of(Vec::new())).unwrap_err()[0].to_string().contains("there is none"));
+        assert!(plan(&CapacityInputs::of(Vec::new())).unwrap_err()[0].to_string().contains("no class"));
     }
 }

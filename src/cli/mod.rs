@@ -70,7 +70,9 @@ enum Command {
     Sweep(Box<sweep::SweepArgs>),
     /// Replay recorded traffic against a service or a simulated fleet, and lose engines on the way.
     Replay(Box<replay::ReplayArgs>),
-    /// Compare sweeps, and write a report of them.
+=======
+    /// Compare sweeps, and write a report.
+>>>>>>> w-words
     Report(report::ReportArgs),
     /// Check the health of a running gateway.
     Health(health::HealthArgs),

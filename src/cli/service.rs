@@ -25,7 +25,8 @@ use crate::dial::{Dial, Sockets};
 use crate::gateway::{Gateway, GatewayDeps, OverrideError};
 use crate::record::settings::{AccessLog, SloStateSettings};
 use crate::record::{
-    self, Format, HistorySpan, PrometheusReader, RecordSinks, Recorder, StateFile, StateLoad, StateSave, StateStamp, access,
+    self, Format, HistorySpan, PrometheusReader, RecordSinks, Recorder, StateFile, StateLoad, StateSave, StateStamp,
+    access,
 };
 use crate::route::probe::Probes;
 use crate::route::{DrainError, UnlistedModel};
@@ -344,11 +345,11 @@ fn restore(settings: &SloStateSettings, recorder: &Recorder) -> StateSaver {
         StateLoad::Torn => tracing::warn!(%path, result, "the file of counts is damaged; windows start empty"),
         StateLoad::OtherVersion | StateLoad::Foreign => tracing::error!(
             %path, result,
-            "this is no file of counts that this version reads; it stays as it is and nothing is saved: name another path (telemetry.slo_state.path)"
+            "the file has another format or version; it is left as it is, and nothing is saved: choose another path (telemetry.slo_state.path)"
         ),
         StateLoad::Unreadable(error) => tracing::error!(
             %path, result, %error,
-            "the file of counts cannot be read; it stays as it is and nothing is saved"
+            "the file of counts cannot be read; it is left as it is, and nothing is saved"
         ),
     }
     recorder.keep_counts(load);
@@ -385,7 +386,7 @@ impl StateSaver {
             }
         };
         if result == StateSave::Conflict {
-            tracing::warn!(%path, "another process has saved its counts in this file meanwhile: each gateway needs one of its own (telemetry.slo_state.path)");
+            tracing::warn!(%path, "another process saved its counts in this file; give each gateway a file of its own (telemetry.slo_state.path)");
         }
         recorder.state_saved(result);
     }

@@ -1,4 +1,4 @@
-//! Options that the commands which send requests have in common: the service, and what it promises.
+//! Options of the commands that send requests: the service and its objectives.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::types::ApiPath;
 /// A class of the command line that is the only one.
 pub(super) const ONLY_CLASS: &str = "default";
 
-/// What a service promises.
+/// Objectives of a service.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PromiseArgs {
     /// Settings file of a gateway, for its classes.
@@ -47,27 +47,27 @@ pub struct PromiseArgs {
     /// Share of requests that must keep all thresholds together.
     #[arg(long, value_name = "SHARE", default_value_t = 0.95, value_parser = numbers::within::<1, 1_000>, help_heading = "What is promised")]
     pub target: f64,
-    /// Time limit of a request, where no settings file has one.
+    /// Time limit of a request, without one in the settings file.
     #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = numbers::within::<100, 86_400_000>, help_heading = "What is promised")]
     pub time_limit: f64,
 }
 
-/// What is sent to a service, and how it is reached.
+/// Requests to a service, and access to it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EndpointArgs {
-    /// Model; by default the only one that the service lists.
+    /// Model [default: the only one that the service lists].
     #[arg(long, help_heading = "What is asked")]
     pub model: Option<String>,
-    /// Longest prompt and answer together; longer ones are cut.
+    /// Longest prompt plus output; longer ones are clipped.
     #[arg(long, value_name = "TOKENS", value_parser = numbers::count, help_heading = "What is asked")]
     pub max_context: Option<usize>,
     /// Path of the requests.
     #[arg(long, default_value = "/v1/chat/completions", help_heading = "What is asked")]
     pub path: String,
-    /// Ask for whole answers instead of streams.
+    /// Request non-streaming responses.
     #[arg(long, help_heading = "What is asked")]
     pub no_stream: bool,
-    /// Let answers end where the model ends them, not at the planned length.
+    /// Let responses end where the model ends them, not at the planned length.
     #[arg(long, help_heading = "What is asked")]
     pub respect_eos: bool,
     /// JSON object whose fields go into every body.
@@ -109,10 +109,9 @@ impl PromiseArgs {
         Timeouts { first_token, idle, total, response_head: total, ..d }
     }
 
-    /// The settings of the file, where one is given.
+    /// The settings of the file, if one is given.
     ///
-    /// # Errors
-    /// It cannot be read, or has problems.
+    /// # Errors The file cannot be read, or has problems.
     pub fn settings(&self) -> anyhow::Result<Option<Settings>> {
         let Some(file) = &self.config else { return Ok(None) };
         let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -176,8 +175,7 @@ impl EndpointArgs {
 
     /// The path of the requests.
     ///
-    /// # Errors
-    /// No load is made for it.
+    /// # Errors The path is not supported.
     pub fn endpoint(&self) -> anyhow::Result<ApiPath> {
         let endpoint = ApiPath::relayed(self.path.trim_end_matches('/'))
             .filter(|endpoint| endpoint.dialect().generates() || endpoint.path() == "/v1/embeddings");
@@ -188,8 +186,7 @@ impl EndpointArgs {
 
     /// Fields of every body.
     ///
-    /// # Errors
-    /// They are no JSON object.
+    /// # Errors The text is not a JSON object.
     pub fn extra(&self) -> anyhow::Result<Map<String, Value>> {
         let Some(text) = &self.extra_body else { return Ok(Map::new()) };
         match serde_json::from_str(text).context("--extra-body is not JSON")? {

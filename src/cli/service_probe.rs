@@ -1,15 +1,18 @@
-//! Questions to a service at a command's start, and what to do about its answers.
+//! Probes of a service at the start of a command, and hints for their failures.
 
 use anyhow::Context;
 
 use crate::load::probe::{ProbeError, ServiceProbe};
 
-/// The model of a service that has one only.
+/// The model of a service with a single one.
 ///
-/// # Errors
-/// It has none or several, or does not answer.
+/// # Errors No model, several models, or no response.
 pub(super) async fn only_model(probe: &ServiceProbe) -> anyhow::Result<String> {
-    let models = probe.models().await.map_err(explained).context("no model was chosen, and the list of models cannot be read; give --model")?;
+    let models = probe
+        .models()
+        .await
+        .map_err(explained)
+        .context("no model was chosen, and the list of models cannot be read; give --model")?;
     match &models[..] {
         [only] => Ok(only.clone()),
         [] => anyhow::bail!("the service lists no model; give --model"),

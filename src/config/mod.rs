@@ -91,7 +91,9 @@ pub struct Settings {
     pub slo_state: Option<SloStateSettings>,
     /// The Prometheus that budgets are read from.
     pub prometheus: Option<PrometheusSettings>,
-    /// Where spans go, if anywhere.
+=======
+    /// Export of spans, if configured.
+>>>>>>> w-words
     pub otlp: Option<OtlpSettings>,
     /// Labels of the request metrics.
     pub labels: MetricLabels,

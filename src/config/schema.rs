@@ -642,10 +642,11 @@ block! {
         /// The file that keeps the counts of classes over restarts. Changes take effect after a restart.
         /// Default: none; windows begin with the process.
         may slo_state: SloState,
-        /// The Prometheus from which the budgets of all gateways together are read. Changes take effect after a restart.
+        /// The Prometheus from which budgets of all gateways together are read. Changes take effect after a restart.
         /// Default: none; each gateway shows its own.
         may prometheus: PrometheusSource,
-        /// Export of traces to a collector, over OTLP in HTTP and protobuf. Default: none.
+        /// Export of [traces](tracing.md) to a collector, over OTLP in HTTP and protobuf. Changes take effect after a
+        /// restart. Default: none.
         may otlp: Otlp,
         /// The [journal](journal.md): one line in a file for each finished request, with lengths and times, without
         /// content. Changes take effect after a restart. Default: none.
@@ -671,7 +672,7 @@ block! {
 
     /// The Prometheus from which budgets are read.
     PrometheusSource {
-        /// Its URL, `http://HOST:9090` or `https://...`, with the path before `/api/v1/query` if there is one.
+        /// Its URL: `http://HOST:9090`, or `https`, with the path before `/api/v1/query` if there is one.
         must url: Located<String>,
         /// File with a bearer token, one line. Read at start.
         may token_file: Located<String>,
@@ -679,11 +680,11 @@ block! {
         may headers_file: Located<String>,
         /// File with the roots of its certificate, in PEM. Default: the system's.
         may ca_file: Located<String>,
-        /// Interval of reading, at least 1s. Default: 1m.
+        /// Interval of reads, at least 1s. Default: 1m.
         may every: Located<Duration>,
-        /// Limit on one query. Default: 10s.
+        /// Time limit of one query. Default: 10s.
         may timeout: Located<Duration>,
-        /// Labels that distinguish these gateways from others that it scrapes, as `--select` of `goodput rules`.
+        /// Labels that distinguish these gateways from others that it scrapes, like `--select` of `goodput rules`.
         may select: Entries<Located<String>>,
     }
 

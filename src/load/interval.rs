@@ -21,7 +21,7 @@ pub struct ShareInterval {
     pub high: f64,
 }
 
-/// Wilson's score interval for `share`, seen over `n` independent requests. All of 0 to 1 where there are none.
+/// Wilson's score interval for `share`, seen over `n` independent requests. The interval [0, 1] for none.
 #[must_use]
 pub fn wilson(share: f64, n: f64, confidence: f64) -> ShareInterval {
     if n <= 0.0 {
@@ -31,7 +31,7 @@ pub fn wilson(share: f64, n: f64, confidence: f64) -> ShareInterval {
     let z2 = z * z;
     let middle = (share + z2 / (2.0 * n)) / (1.0 + z2 / n);
     let half = z / (1.0 + z2 / n) * (share * (1.0 - share) / n + z2 / (4.0 * n * n)).sqrt();
-    // Rounding may leave the ends a hair outside of what they are at shares of 0 and 1.
+    // Rounding may move the ends slightly beyond the exact values at shares of 0 and 1.
     ShareInterval { low: (middle - half).clamp(0.0, share), high: (middle + half).clamp(share, 1.0) }
 }
 
@@ -53,7 +53,8 @@ const MOST_POINTS: usize = 512;
 /// Safety on the correlation time, which short sequences show too small.
 const CORRELATION_MARGIN: f64 = 1.5;
 
-/// Requests, in correlation times, over which a share below its target can be told from one long burst of misses.
+/// Requests, in correlation times, over which a share below its target is distinguishable from one long burst
+/// of misses.
 const RESOLVED_AFTER: f64 = 30.0;
 
 /// How many values of this sequence weigh as much as one independent value: its integrated autocorrelation time, at
@@ -109,7 +110,7 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Adds a judged request: whether it was met, and its latency in seconds (infinite where it has none).
+    /// Adds a judged request: whether it was met, and its latency in seconds (infinite without one).
     pub fn push(&mut self, met: bool, latency: f64) {
         self.met.push(met);
         self.latencies.push(latency);
@@ -127,7 +128,7 @@ impl Outcomes {
         self.met.len()
     }
 
-    /// Whether there is none.
+    /// Whether no request was added.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.met.is_empty()
@@ -183,13 +184,13 @@ fn share_of(met: &[bool]) -> f64 {
     met.iter().filter(|met| **met).count() as f64 / met.len().max(1) as f64
 }
 
-/// What a look at a run says of its target.
+/// Result of evaluating a run against its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// The interval lies above the target.
     Above,
-    /// It lies below.
+    /// The interval lies below the target.
     Below,
     /// It holds the target: more requests are needed.
     Open,
@@ -227,7 +228,7 @@ impl Looks {
         self.confidence
     }
 
-    /// What a look at these requests says of the target.
+    /// Evaluates these requests against the target.
     #[must_use]
     pub fn decide(&self, seen: &Outcomes, target: f64) -> Decision {
         let interval = seen.interval(self.confidence);
@@ -241,9 +242,9 @@ impl Looks {
     }
 }
 
-/// Whether a backlog that grew by so many requests over so many arrivals shows a service that does not keep up. Under a
-/// load that it carries the growth is at most a random walk's, with the variation of the gaps between arrivals (squared
-/// coefficient; 1 for Poisson) and as much again for service times.
+/// Whether this growth of the backlog over this many arrivals shows an overloaded service. Under a
+/// sustainable load the growth is at most that of a random walk with the variation of the gaps between
+/// arrivals (squared coefficient; 1 for Poisson) and as much again for service times.
 #[must_use]
 pub fn grows(growth: f64, arrivals: f64, variation: f64, confidence: f64) -> bool {
     growth > 1.0 + two_sided_z(confidence) * (arrivals * (variation.max(1.0) + 1.0)).sqrt()

@@ -70,7 +70,7 @@ struct BurnSlot {
     count: JudgedCount,
 }
 
-/// What was counted, in a form that outlives the process.
+/// Counts in a form that outlives the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BurnState {
     /// Each window.
@@ -126,7 +126,7 @@ impl Ring {
         }
     }
 
-    /// Takes in what a process before has counted. Numbers that the window no longer covers, or not yet, are left out.
+    /// Restores the counts of a previous process. Numbers outside the window are left out.
     fn restore(&mut self, state: &WindowState, at: Tick) {
         let newest = self.number_at(at);
         for &(number, met, judged) in &state.slots {
@@ -215,7 +215,7 @@ impl WindowCount {
 #[derive(Debug)]
 pub struct Burn {
     target: f64,
-    /// Unix time at the tick 0, in nanoseconds; 0 where nothing is to outlive the process.
+    /// Unix time at the tick 0, in nanoseconds; 0 if counts do not outlive the process.
     epoch: u64,
     rings: Vec<Ring>,
     /// Requests since the last slot change. Added to every ring at the next change, so that a request is
@@ -229,7 +229,7 @@ pub struct Burn {
     summed: Option<SummedCounts>,
 }
 
-/// Counts over all gateways, which stand in place of those of this process.
+/// Counts over all gateways, which replace those of this process.
 #[derive(Debug)]
 struct SummedCounts {
     windows: Vec<WindowCount>,
@@ -244,7 +244,7 @@ impl Burn {
         Burn::at_epoch(target, window, since, Duration::ZERO)
     }
 
-    /// The same where counts outlive the process: `epoch` is the Unix time at the tick 0.
+    /// The same with counts that outlive the process: `epoch` is the Unix time at the tick 0.
     #[must_use]
     pub fn at_epoch(target: f64, window: Duration, since: Tick, epoch: Duration) -> Self {
         let epoch = u64::try_from(epoch.as_nanos()).unwrap_or_default();
@@ -284,20 +284,20 @@ impl Burn {
         self.rings.iter().map(|ring| ring.window)
     }
 
-    /// What is shown of a ring's window: the sum over all gateways where it is known, else the ring's own.
+    /// The published counts of a ring's window: the sum over all gateways if known, else the ring's own.
     fn shown(&self, ring: &Ring, at: Tick) -> WindowCount {
         let summed = self.summed.as_ref().filter(|summed| at < summed.until);
         let known = summed.and_then(|summed| summed.windows.iter().find(|count| count.window == ring.window));
         known.copied().unwrap_or_else(|| ring.span(self.fresh, at))
     }
 
-    /// What was counted so far, over every window.
+    /// The counts so far, over every window.
     pub fn state(&mut self) -> BurnState {
         self.settle();
         BurnState { windows: self.rings.iter().map(Ring::state).collect() }
     }
 
-    /// Takes in what a process before has counted, for the windows that both have.
+    /// Restores the counts of a previous process, for the windows that both have.
     pub fn restore(&mut self, state: &BurnState, at: Tick) {
         self.settle();
         for ring in &mut self.rings {

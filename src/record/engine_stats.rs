@@ -1,5 +1,5 @@
-//! How the requests of each engine fared: the engine of a request's last attempt. Over the last hour always, as
-//! series where the settings ask for them.
+//! Results by engine, for the engine of a request's last attempt: over the last hour, and as series if the
+//! settings enable them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -56,7 +56,7 @@ impl EngineStats {
         }
     }
 
-    /// These engines are known, those that left lately included: each has series, and no other.
+    /// Sets the known engines, including recently removed ones: exactly these have series.
     pub(super) fn apply_settings(&self, metrics: &Metrics, known: &[(PoolId, EngineId)]) {
         let mut pools = self.engines.lock();
         for (pool, engines) in pools.iter_mut() {

@@ -229,7 +229,7 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
     )
 }
 
-/// Writes where the counts of classes come from, where that is not this process alone.
+/// Writes the source of the classes' counts, unless it is this process alone.
 fn sources(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let table = recorder.table.load();
     let mut rows = GaugeRows::new();
@@ -351,7 +351,7 @@ fn engines(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     )
 }
 
-/// GaugeRows only where limits are shared; the families are written in any case.
+/// Rows only if limits are shared; the families are written in any case.
 fn limits_store(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let report = recorder.store.lock().clone();
     let (is_shared, report) = (report.is_some(), report.unwrap_or_default());

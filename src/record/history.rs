@@ -52,7 +52,7 @@ pub struct HistoryPoint {
     pub at: Tick,
     /// Requests met and judged since the point before.
     pub count: JudgedCount,
-    /// The share of the budget that was left; `None` where nothing had been judged.
+    /// Remaining share of the budget; `None` before the first judged request.
     pub budget_left: Option<f64>,
 }
 

@@ -20,7 +20,7 @@ use crate::clock::Clock;
 use crate::dial::Dial;
 use crate::route::settings::EngineAddress;
 
-/// The service, and how it is asked.
+/// The service, and how to reach it.
 #[derive(Clone, Debug)]
 pub(super) struct HttpServer {
     pub(super) address: EngineAddress,

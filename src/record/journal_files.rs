@@ -72,8 +72,7 @@ impl JournalFile {
         JournalFile { path, open: None }
     }
 
-    /// Appends whole lines; opens the file first where it is not open, and rotates it where it is old
-    /// or long enough.
+    /// Appends whole lines. Opens the file if necessary, and rotates it by age and size.
     pub(super) fn write(&mut self, lines: &[u8], turn: &JournalTurn) -> JournalWritten {
         let mut done = JournalWritten::default();
         let rotates = |file: &mut Self, done: &mut JournalWritten| {
@@ -93,11 +92,10 @@ impl JournalFile {
         done
     }
 
-    /// Opens the file if it is not open, or no longer has its name: true if it did. A journal that an
-    /// earlier process left is continued, behind a header of its own.
+    /// Opens the file if it is not open, or no longer has its name: true if it did. A journal of an earlier
+    /// process is continued after a new header.
     ///
-    /// # Errors
-    /// Whatever the system says; [`io::ErrorKind::ResourceBusy`] where another process writes it.
+    /// # Errors The system's error; [`io::ErrorKind::ResourceBusy`] if another process writes it.
     fn open(&mut self, wall: Duration, header: &JournalHeader) -> io::Result<bool> {
         if self.open.as_ref().is_some_and(|open| open.has_name(&self.path)) {
             return Ok(false);
@@ -143,10 +141,9 @@ impl JournalFile {
         Ok(Some(OpenJournal { file, opened, length: meta.len(), lines: 1, is_torn, identity }))
     }
 
-    /// Appends whole lines. What cannot be written whole is taken back, as far as the disk lets us.
+    /// Appends whole lines. A partial write is undone as far as possible.
     ///
-    /// # Errors
-    /// Whatever the system says. None of the lines is in the file then.
+    /// # Errors The system's error; then none of the lines is in the file.
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         let open = self.open.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         if lines.is_empty() { Ok(()) } else { open.append(lines) }
@@ -162,10 +159,9 @@ impl JournalFile {
         self.open.as_ref().map(|open| open.opened)
     }
 
-    /// Ends the open file, if there are more lines than its header in it, under the name of a rotated one.
+    /// Renames the open file to a rotated one, if it has lines beside its header.
     ///
-    /// # Errors
-    /// Whatever the system says; the file stays open then.
+    /// # Errors The system's error; the file stays open then.
     fn rotate(&mut self, wall: Duration) -> io::Result<()> {
         let Some(open) = self.open.as_mut() else { return Ok(()) };
         if open.lines <= 1 {
@@ -235,8 +231,7 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// A name that no file has: `journal.jsonl.20260501T120000.123Z`, with `-1` behind it where that one
-/// is taken.
+/// An unused name: `journal.jsonl.20260501T120000.123Z`, with `-1` appended if that exists.
 fn rotated_name(path: &Path, wall: Duration) -> PathBuf {
     let moment = time_of_day(wall);
     let moment: String = moment.iter().filter(|byte| !b"-:".contains(byte)).map(|byte| char::from(*byte)).collect();
@@ -270,7 +265,7 @@ pub(super) fn tidy(path: &Path, keep: usize, gzip: bool) -> io::Result<()> {
     for file in beside(path, &[".gz.tmp"])? {
         note(fs::remove_file(file));
     }
-    // Removed first: it may be what the disk has no room for.
+    // Removed first, because the disk may be full.
     let rotated = beside(path, &["", ".gz"])?;
     let (old, kept) = rotated.split_at(rotated.len().saturating_sub(keep));
     old.iter().for_each(|file| note(fs::remove_file(file)));

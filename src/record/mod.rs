@@ -133,7 +133,7 @@ pub struct StoreReport {
     pub unspent: u64,
 }
 
-/// Where finished requests go beside the metrics.
+/// Destinations of finished requests beside the metrics.
 #[derive(Clone, Debug, Default)]
 pub struct RecordSinks {
     /// Access lines.
@@ -169,14 +169,14 @@ struct Inner {
     shares: bool,
     emptied: Notify,
     past: Mutex<PastCounts>,
-    /// How Prometheus was last read, where the settings name one.
+    /// Result of the last read from Prometheus, if the settings name one.
     prometheus: Mutex<Option<PrometheusStatus>>,
 }
 
-/// What processes before have counted.
+/// Counts of previous processes.
 #[derive(Debug, Default)]
 struct PastCounts {
-    /// The Unix time at the tick 0; zero where nothing is to outlive the process.
+    /// The Unix time at the tick 0; zero if counts do not outlive the process.
     epoch: Duration,
     /// Classes that no settings have named yet.
     classes: BTreeMap<String, ClassCounts>,
@@ -244,8 +244,8 @@ impl Recorder {
         }
     }
 
-    /// From now on counts can outlive the process; those of the one before are taken in as classes are bound. To be
-    /// called before any settings are.
+    /// Enables counts that outlive the process; those of the previous one are restored as classes are bound.
+    /// Must be called before any settings are applied.
     pub fn keep_counts(&self, load: StateLoad) {
         for result in StateLoad::ALL {
             self.0.metrics.state_loads.at(vec![("result", result.into())]);
@@ -261,7 +261,7 @@ impl Recorder {
         }
     }
 
-    /// What every class has counted so far, to be saved.
+    /// The counts of every class so far, for saving.
     #[must_use]
     pub fn slo_state(&self) -> SloState {
         let (table, mut classes) = (self.0.table.load(), self.0.past.lock().classes.clone());
@@ -316,7 +316,7 @@ impl Recorder {
         self.0.metrics.prometheus_reads.at(vec![("result", result.into())])
     }
 
-    /// What budgets and burn rates are, in a sentence, where the settings name a Prometheus.
+    /// Source of budgets and burn rates in a sentence, if the settings name a Prometheus.
     #[must_use]
     pub fn budgets_in_words(&self) -> Option<String> {
         self.0.prometheus.lock().as_ref().map(|status| status.in_words(self.now()))
@@ -359,7 +359,7 @@ impl Recorder {
         self.write_access(SharedRecord::Shared(finished));
     }
 
-    /// Which traces are kept, where spans are exported.
+    /// Sampling rules, if spans are exported.
     fn sampling(&self) -> Option<&Sampling> {
         self.0.sinks.spans.as_ref().map(SpanSender::sampling)
     }
@@ -379,7 +379,7 @@ impl Recorder {
         self.0.sinks.journal.is_some()
     }
 
-    /// Where the listener for clients, and the gateway behind it, count what never becomes a request.
+    /// Counters of the client listener and the gateway for events that never become requests.
     #[must_use]
     pub fn listener_stats(&self) -> &ListenerStats {
         &self.0.listener_stats

@@ -33,7 +33,7 @@ const TRACES: &str = "/v1/traces";
 /// Requests that may wait to become spans.
 const WAITING: usize = 2048;
 
-/// A batch leaves with so many requests, or after [`TOGETHER`].
+/// Requests of a batch that is sent before [`TOGETHER`] has passed.
 const LARGE_BATCH: usize = 512;
 
 /// How long a request may wait for others to leave with.
@@ -42,7 +42,7 @@ const TOGETHER: Duration = Duration::from_secs(1);
 /// How often the queue is emptied meanwhile.
 const COLLECTS: Duration = Duration::from_millis(50);
 
-/// How long the collector may take for an answer, connecting included.
+/// Time limit of a response of the collector, connecting included.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often a batch is tried, with a pause that doubles from the first.
@@ -52,10 +52,10 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause that a collector may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// Longest answer of a collector that is read, in bytes.
+/// Longest response of a collector that is read, in bytes.
 const LONGEST_ANSWER: usize = 64 * 1024;
 
-/// How often an error that goes on is logged.
+/// Interval at which a lasting error is logged again.
 const TELLS: Duration = Duration::from_secs(60);
 
 /// The recorder's end of the queue.
@@ -66,7 +66,7 @@ pub struct SpanSender {
     sampling: Sampling,
 }
 
-/// Spans by what became of them, since somebody last asked.
+/// Spans by result, since the last read.
 #[derive(Debug, Default)]
 pub(super) struct SpanCounts {
     pub(super) exported: AtomicU64,
@@ -84,7 +84,7 @@ pub struct SpanExporter {
     resource: Resource,
 }
 
-/// A queue in front of a collector. `instance` tells this process from others of its service.
+/// A queue to a collector. `instance` distinguishes this process from others of its service.
 #[must_use]
 pub fn spans(settings: OtlpSettings, instance: u128) -> (SpanSender, SpanExporter) {
     let (sender, records) = mpsc::channel(WAITING);
@@ -112,7 +112,7 @@ impl SpanSender {
     }
 }
 
-/// Whether the same batch may be taken later, by the specification of OTLP.
+/// Whether the same batch may be accepted later, by the specification of OTLP.
 fn is_passing(error: &HttpError) -> bool {
     match error {
         HttpError::Dial(_) | HttpError::Http(_) | HttpError::Silent(_) => true,
@@ -129,7 +129,7 @@ fn retry_after(error: &HttpError) -> Option<Duration> {
 }
 
 impl SpanExporter {
-    /// Exports until the last [`SpanSender`] is gone, and what it left then once more.
+    /// Exports until the last [`SpanSender`] is dropped, and then exports the rest.
     pub async fn run(mut self, dial: Arc<dyn Dial>, clock: Clock) {
         let OtlpSettings { address, headers, roots, .. } = self.settings.clone();
         let server = HttpServer { address, headers, roots, timeout: PATIENCE, longest: LONGEST_ANSWER };
@@ -145,7 +145,7 @@ impl SpanExporter {
         }
     }
 
-    /// Takes a batch. False: there is none, and there will be none.
+    /// Collects a batch. False if the channel is closed and empty.
     async fn collect(&mut self, records: &mut Vec<SharedRecord>, clock: Clock) -> bool {
         if self.records.recv_many(records, WAITING).await == 0 {
             return false;
@@ -166,7 +166,7 @@ impl SpanExporter {
         let (clock, mut pause) = (collector.clock(), FIRST_PAUSE);
         for attempt in 1..=TRIES {
             let error = match collector.post(TRACES, "application/x-protobuf", &body).await {
-                // Taken, with an answer that is too long to matter.
+                // Accepted, with a response too long to matter.
                 Err(HttpError::Body(_)) => {
                     self.taken(&[], count);
                     return;
@@ -181,19 +181,19 @@ impl SpanExporter {
                 Err(error) => error,
             };
             self.tell(clock, told, &error.to_string());
-            // What is left at the end of the process is tried once.
+            // At the end of the process a batch is tried only once.
             if attempt == TRIES || !is_passing(&error) || self.records.is_closed() {
                 break;
             }
             let asked = retry_after(&error).map_or(pause, |asked| asked.min(LONGEST_PAUSE));
-            // Gateways that lost their collector together must not come back together.
+            // Jitter, because gateways that lost their collector together must not return together.
             clock.sleep_until(Some(clock.now() + asked.mul_f64(rand::random_range(0.8..1.2)))).await;
             pause *= 2;
         }
         self.spans.export_failed.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Counts a batch that was taken; how many spans of it were not.
+    /// Counts an accepted batch; some of its spans may have been rejected.
     fn taken(&self, answer: &[u8], count: u64) -> u64 {
         let partial = ExportTraceServiceResponse::decode(answer).ok().and_then(|answer| answer.partial_success);
         let rejected = partial.map_or(0, |partial| u64::try_from(partial.rejected_spans).unwrap_or(0)).min(count);
@@ -225,7 +225,7 @@ impl SpanExporter {
     }
 }
 
-/// Who sends: the attributes of the settings stand in place of the gateway's own.
+/// Attributes of the sender: those of the settings replace the gateway's own.
 fn resource(settings: &OtlpSettings, instance: u128) -> Resource {
     let own = [
         ("service.name", "goodput".to_owned()),

@@ -21,13 +21,13 @@ use crate::clock::Clock;
 use crate::dial::Dial;
 use crate::types::{LengthBucket, Tick};
 
-/// Longest answer that is read: some 100,000 series.
+/// Longest response that is read: about 100,000 series.
 const LONGEST_ANSWER: usize = 16 << 20;
 
-/// Counts are used for so many intervals after they were read.
+/// Number of intervals for which counts are used.
 const STALE_AFTER: u32 = 3;
 
-/// How often an error that goes on is logged.
+/// Interval at which a lasting error is logged again.
 const TELLS: Duration = Duration::from_secs(60);
 
 /// Why the counts could not be read.
@@ -41,7 +41,7 @@ enum ReadError {
     Query(String),
 }
 
-/// An answer of the query API.
+/// A response of the query API.
 #[derive(Debug, Deserialize)]
 struct QueryAnswer {
     data: Option<QueryData>,
@@ -74,10 +74,10 @@ impl QuerySample {
     }
 }
 
-/// Windows of one class, or of one of its prompt lengths, with what was counted in each.
+/// Windows of one class, or of one of its prompt lengths, with their counts.
 type CountsByWindow = BTreeMap<Duration, JudgedCount>;
 
-/// What Prometheus has counted of one class, over every window that was asked for.
+/// Counts of one class in Prometheus, over every requested window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct SummedClass {
     /// All of it.
@@ -98,7 +98,7 @@ pub struct PrometheusStatus {
 }
 
 impl PrometheusStatus {
-    /// What the figures of classes are at this moment, in a sentence.
+    /// Source of the figures of classes, in a sentence.
     #[must_use]
     pub fn in_words(&self, now: Tick) -> String {
         let age = |read: Tick| format!("{} s ago", now.since(read).as_secs());
@@ -237,7 +237,7 @@ impl CountsByClass {
         }
     }
 
-    /// The counts over all windows, with how much of each Prometheus has seen.
+    /// The counts over all windows, with the part of each that Prometheus has seen.
     fn with_ages(self, windows: &[Duration], first_seen: &[QuerySample]) -> BTreeMap<String, SummedClass> {
         let age_of = |class: &str| {
             let sample = first_seen.iter().find(|sample| sample.label("class") == class)?;

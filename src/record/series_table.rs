@@ -65,7 +65,7 @@ pub struct TenantShape {
 pub struct ClassShape {
     /// Its name.
     pub id: ClassId,
-    /// What it promises.
+    /// Its objectives.
     pub objectives: Arc<Objectives>,
     /// Whether requests may set targets of their own, so that TTFT and TPOT may be judged in any case.
     pub takes_targets: bool,
@@ -79,7 +79,7 @@ pub(super) struct SeriesTable {
     tenants: Map<TenantId, Arc<TenantSeries>>,
     other_tenant: Option<Arc<TenantSeries>>,
     unclassed: Arc<UnclassifiedSeries>,
-    /// None before any settings.
+    /// `None` before the first settings.
     drill: Option<Arc<DrillSeries>>,
     retries: Arc<[Counter]>,
     /// In the order of [`Rejection::CODES`].
@@ -106,8 +106,8 @@ impl SeriesTable {
         }
     }
 
-    /// This table plus everything that `shape` can reach.
-    /// `epoch` is the Unix time at the tick 0, or zero where no counts outlive the process.
+    /// This table plus everything that `shape` can reach. `epoch` is the Unix time at the tick 0, or zero if
+    /// counts do not outlive the process.
     pub(super) fn bind(&self, metrics: &Metrics, shape: &SeriesShape, at: Tick, epoch: Duration) -> Self {
         metrics.drop_labels(&shape.labels.dropped);
         if self.current.is_empty() {
@@ -132,7 +132,7 @@ impl SeriesTable {
                 None => table.classes.push((class.id.clone(), series)),
             }
         }
-        // Only tenants in the settings take a place; removed ones keep their series.
+        // Only configured tenants take a place; removed ones keep their series.
         let mut places = TENANTS.saturating_sub(table.known_tenants(shape));
         for tenant in &shape.tenants {
             table.bind_tenant(metrics, tenant, &mut places);
@@ -196,13 +196,13 @@ impl SeriesTable {
         &self.default_class
     }
 
-    /// What was counted of a tenant since the start: met, judged, input and output tokens. `None`: it has no
-    /// series of its own.
+    /// Counts of a tenant since the start: met, judged, input and output tokens. `None` if it has no series
+    /// of its own.
     pub(super) fn tenant_totals(&self, tenant: &TenantId) -> Option<[u64; 4]> {
         self.tenants.get(tenant).map(|series| series.totals())
     }
 
-    /// Counts misses that nobody had.
+    /// Counts test misses.
     pub(super) fn drill(&self, misses: u64) {
         self.drill.iter().for_each(|series| series.miss(misses));
     }
@@ -279,7 +279,7 @@ impl ClassState {
         self.history.set_window(promise.window, at);
     }
 
-    /// What was counted, to outlive the process.
+    /// The counts, for saving.
     pub(super) fn counts(&mut self) -> ClassCounts {
         let lengths = LengthBucket::ALL.iter().zip(&mut self.lengths);
         let lengths = lengths.map(|(length, burn)| (length.as_str().to_owned(), burn.state())).collect();
@@ -294,7 +294,7 @@ impl ClassState {
         }
     }
 
-    /// Takes in what a process before has counted.
+    /// Restores the counts of a previous process.
     pub(super) fn restore(&mut self, counts: &ClassCounts, at: Tick) {
         self.burn.restore(&counts.all, at);
         for (length, burn) in LengthBucket::ALL.iter().zip(&mut self.lengths) {

@@ -16,10 +16,10 @@ use super::burn::BurnState;
 /// The beginning of the first line.
 const NAME: &str = "goodput-slo-state";
 
-/// The version that is written, and the only one that is read.
+/// The only supported version.
 const VERSION: u32 = 1;
 
-/// A file that is longer than this is none of ours: 50 classes take some 1.5 MB.
+/// Longest file that is accepted: 50 classes take about 1.5 MB.
 const LONGEST: u64 = 64 << 20;
 
 /// All classes.
@@ -38,7 +38,7 @@ pub(super) struct ClassCounts {
     pub(super) lengths: BTreeMap<String, BurnState>,
 }
 
-/// What came of reading a file.
+/// Result of reading a file.
 #[derive(Debug)]
 pub enum StateLoad {
     /// Here it is.
@@ -79,7 +79,7 @@ impl StateLoad {
     }
 }
 
-/// What came of a saving.
+/// Result of a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateSave {
     /// The file is this gateway's, and new.
@@ -105,7 +105,7 @@ impl StateSave {
     }
 }
 
-/// Where the state is kept.
+/// The file of the state.
 #[derive(Clone, Debug)]
 pub struct StateFile {
     path: PathBuf,
@@ -151,7 +151,7 @@ impl StateFile {
     /// Whatever the system says.
     pub fn save(&self, state: &SloState) -> io::Result<StateStamp> {
         let bytes = encode(state);
-        // A name of its own, because another gateway may be told of the same file.
+        // A unique name, because another gateway may be configured with the same file.
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{:016x}.new", rand::random::<u64>()));
         let beside = self.path.with_file_name(name);

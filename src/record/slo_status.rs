@@ -12,7 +12,7 @@ use super::history::SAMPLED_EVERY;
 use super::length_drift::DRIFT_FACTOR;
 use super::{EngineHour, HistoryPoint, HistorySpan, MissRecord, Recorder};
 
-/// Where the counts of a class come from.
+/// Source of a class's counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountSource {
     /// This process, since it started.
@@ -27,7 +27,7 @@ impl CountSource {
     /// Every source.
     pub const ALL: [CountSource; 3] = [CountSource::Process, CountSource::File, CountSource::Prometheus];
 
-    /// The source of what is shown of a class at `at`.
+    /// The source of a class's figures at `at`.
     pub(super) fn of(burn: &Burn, at: Tick) -> CountSource {
         match burn.is_summed(at) {
             true => CountSource::Prometheus,
@@ -58,11 +58,11 @@ pub struct SloStatus {
     pub own: WindowCount,
     /// Unix time from which on it was counted, in seconds.
     pub since: u64,
-    /// Where its counts come from.
+    /// Source of its counts.
     pub source: CountSource,
     /// The same for each prompt length of which anything was judged.
     pub lengths: Vec<LengthStatus>,
-    /// How far lengths are off those that it assumes, where that is known.
+    /// Deviation of lengths from those assumed, if known.
     pub drifts: Vec<WorkloadDrift>,
     /// Remaining share of the error budget; negative if overspent. Absent if nothing was
     /// judged.
@@ -78,12 +78,12 @@ pub struct SloStatus {
     pub overdue: u64,
 }
 
-/// How the prompts of one length stand.
+/// SLO status of one prompt length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LengthStatus {
     /// The length.
     pub length: LengthBucket,
-    /// What was counted in the window of the class's promise.
+    /// Counts in the class's window.
     pub own: WindowCount,
     /// The share of the budget of misses that is left.
     pub budget_left: f64,
@@ -91,7 +91,7 @@ pub struct LengthStatus {
     pub burn: Vec<(WindowCount, f64)>,
 }
 
-/// A percentile of lengths against the one that the class assumes.
+/// A percentile of lengths against the assumed one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadDrift {
     /// `input` or `output`.
@@ -109,7 +109,7 @@ impl WorkloadDrift {
         self.ratio > DRIFT_FACTOR || self.ratio < 1.0 / DRIFT_FACTOR
     }
 
-    /// What to do about it, for an operator; nothing while it is the workload that was assumed.
+    /// Advice for an operator; `None` for the assumed workload.
     #[must_use]
     pub fn advice(&self) -> Option<String> {
         let WorkloadDrift { direction, percentile, ratio } = self;
@@ -224,8 +224,8 @@ impl Recorder {
         self.0.misses.all()
     }
 
-    /// What was counted of a tenant since the start: met, judged, input and output tokens. `None`: it has
-    /// no series of its own.
+    /// Counts of a tenant since the start: met, judged, input and output tokens. `None` if it has no series
+    /// of its own.
     #[must_use]
     pub fn tenant_totals(&self, tenant: &TenantId) -> Option<[u64; 4]> {
         self.0.table.load().tenant_totals(tenant)

@@ -20,10 +20,10 @@ use super::reader::{Row, Rows, TraceNotes, nanos};
 /// The version of the format that is read.
 const VERSION: u64 = 1;
 
-/// Tokens that one hash of 512 bytes stands for: four bytes are about a token.
+/// Tokens per hash of 512 bytes, at four bytes per token.
 pub(super) const BLOCK_TOKENS: u64 = 128;
 
-/// What is needed of a line: a header or a request. Further members are passed over.
+/// The needed members of a line: a header or a request. Other members are ignored.
 #[derive(Deserialize)]
 struct RecordedLine {
     /// Header: whose format it is.
@@ -111,7 +111,7 @@ impl<R: BufRead> JournalLines<R> {
         }
     }
 
-    /// Reads one line. Something that is no JSON is what a crash leaves behind.
+    /// Reads one line. A line that is not JSON may be the rest of a crash.
     fn read(&mut self, notes: &mut TraceNotes) -> Result<(), TraceError> {
         let Some((bytes, number, _)) = self.lines.next()? else {
             self.is_read = true;

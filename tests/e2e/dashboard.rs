@@ -70,7 +70,9 @@ limits_store: {{redis: {{url: "{}", timeout: 1s}}}}
     Gateway::start(&Setup { engines: &[engine], more: &more, ..Setup::default() })
 }
 
-/// Every query, with what its variables stand for.
+=======
+/// Every query, with its variables replaced.
+>>>>>>> w-words
 fn queries() -> Vec<String> {
     let board: Value = serde_json::from_str(&std::fs::read_to_string(file()).expect("it is there")).expect("JSON");
     let targets = board["panels"].as_array().expect("panels").iter().filter_map(|panel| panel["targets"].as_array());

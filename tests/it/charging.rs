@@ -1,5 +1,4 @@
-//! What a request costs its tenant, however it ends (`docs/semantics.md` 8; C80 and C97 of
-//! `docs/cases.md`).
+//! Charges of a tenant for every end of a request (`docs/semantics.md` 8; C80 and C97 of `docs/cases.md`).
 
 use std::sync::Arc;
 

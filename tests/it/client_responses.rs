@@ -1,5 +1,5 @@
-//! What clients see of the gateway itself: its errors in every dialect, its own paths, its
-//! header fields; and how requests are sorted.
+//! Responses of the gateway itself: errors in every dialect, its own paths, its header fields; and
+//! classification.
 
 use crate::support::scripted_engine::{Script, ScriptedEngine, event, fixtures::*};
 use goodput::types::ClientState;
@@ -480,7 +480,7 @@ async fn prompts_are_sorted_by_length_and_models_by_the_settings_names() {
     house.end().await;
 }
 
-// --- header fields of answers ---
+// --- header fields of responses ---
 
 #[tokio::test(start_paused = true)]
 async fn responses_have_headers_for_id_class_pool_and_timing() {

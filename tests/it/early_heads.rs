@@ -1,5 +1,4 @@
-//! Heads that go ahead of their answers: what a client hears while its request waits in a queue
-//! of ours for longer than heads are held, and how it is booked.
+//! Early heads: the client's view of a request that waits in a queue longer than `hold_head`, and its record.
 
 use std::sync::Arc;
 
@@ -46,7 +45,7 @@ async fn ended(house: Arc<House>) {
     Arc::into_inner(house).expect("all tasks have ended").end().await;
 }
 
-/// A house whose only seat is taken, until what is returned is dropped.
+/// A gateway whose only seat is taken until the returned value is dropped.
 fn full(yaml: &Yaml, script: Script) -> (House, Seat) {
     let house = House::new(yaml);
     house.engine("e1", vec![script]);
@@ -201,7 +200,7 @@ async fn a_client_that_leaves_after_an_early_head_leaves_the_queue_and_pays_noth
 async fn a_client_that_does_not_read_after_an_early_head_is_at_fault() {
     for (since, cut, verdict) in [
         (300, 2000, "excluded(client_limited)"),
-        // Its first token was due at 10,000: waiting is ours, whoever reads.
+        // Its first token was due at 10,000, so the wait is the service's, whether the client reads or not.
         (300, 10_500, "missed(ttft)"),
     ] {
         let (house, seat) = full(&kept(), stream_of(100, 200));

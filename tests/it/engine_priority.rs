@@ -1,4 +1,4 @@
-//! The rank of a class, told to engines that schedule by priority, and to no others.
+//! Priority of a class, sent to engines that schedule by it, and to no others.
 
 use crate::support::scripted_engine::{Script, ScriptedEngine};
 use goodput::sim::engine::{AdmissionOrder, EngineSpec, LengthDistribution, SimEngine, SimSettings};
@@ -82,7 +82,7 @@ async fn an_engine_that_rejects_a_priority_is_retried_without() {
     house.end().await;
 }
 
-/// One seat in the engine's batch, three requests in its queue: who is served first?
+/// One seat in the engine's batch and three requests in its queue; returns the order of service.
 async fn order_of_service(order: AdmissionOrder, yaml: &Yaml) -> Vec<&'static str> {
     let house = House::new(yaml);
     let shape = EngineSpec { max_running: 1, order, prefix_caching: false, ..EngineSpec::default() };

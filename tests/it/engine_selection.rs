@@ -1,4 +1,4 @@
-//! Which engine a request meets: by its prompt, by its session, by what engines took before.
+//! Choice of an engine by prompt, by session and by earlier errors.
 
 use std::pin::pin;
 
@@ -71,7 +71,7 @@ async fn a_session_keeps_its_engine_until_that_is_gone() {
     assert!(sessions.iter().all(|session| met(&engines, session) == 1));
     let before = asked(&engines);
     assert!(before.iter().all(|count| *count > 0), "{before:?}");
-    // No engine behind the first name any more.
+    // The first name has no engine any more.
     house.reload(&yaml.clone().engines_of_first(&FOUR[1..]));
     for session in &sessions {
         turn(session).await;
@@ -82,7 +82,7 @@ async fn a_session_keeps_its_engine_until_that_is_gone() {
     house.end().await;
 }
 
-/// A stream whose first token comes after so many milliseconds, and nine more, 10 ms apart.
+/// A stream with its first token after this many milliseconds, and nine more 10 ms apart.
 fn after(millis: u64) -> Script {
     let mut script = Script::stream().at(millis).say(r()).say(t("a"));
     for n in 1..10 {

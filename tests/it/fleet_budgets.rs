@@ -9,7 +9,7 @@ use crate::support::*;
 
 const SETTINGS: &str = "telemetry: {prometheus: {url: \"http://prometheus:9090/thanos\", every: 60s, timeout: 5s, select: {cluster: \"e\\\"u\"}}}";
 
-/// What the Prometheus does with every query.
+/// Behaviour of Prometheus for every query.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mood {
     /// 900 of 1000 met, in every window, counted for two days.

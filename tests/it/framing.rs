@@ -1,4 +1,4 @@
-//! How events are framed on the wire, and what must come out of it (`docs/cases.md`).
+//! Framing of events on the wire, and its results (`docs/cases.md`).
 
 use std::time::Duration;
 
@@ -184,7 +184,7 @@ async fn injected_usage_is_removed_from_a_large_event() {
         assert_eq!((line.verdict(), line.ttft(), line.tokens()), ("met".into(), Some(300.0), (Some(9), Some(6))));
         house.end().await;
     }
-    // Cut off where it is in doubt, by a clean end: what was held passes too.
+    // Cut at an undecided position by a clean end: the held bytes pass too.
     let begun = &told[..told.len() - 10];
     let script = Script::stream().at(300).put_split(begun.as_bytes(), 4096, Duration::ZERO).end();
     let (house, _engine) = House::playing_with(&yaml, script);

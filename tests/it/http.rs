@@ -323,7 +323,7 @@ async fn c61_two_lengths_or_a_length_beside_chunks_have_one_reading() {
     house.end().await;
 }
 
-/// What a client says of where it comes from does not reach an engine: the address that we saw does.
+/// A client's claims about its origin do not reach an engine; the address seen by the gateway does.
 #[tokio::test(start_paused = true)]
 async fn c100_an_engine_gets_the_address_that_the_gateway_saw() {
     let (house, engine) = House::playing(whole_answer());
@@ -447,7 +447,7 @@ async fn c111_a_connection_of_http2_that_breaks_the_protocol_counts_once() {
         assert_eq!(page.sum("goodput_bad_heads_total", &[("reason", "malformed")]), f64::from(count), "{what}");
         assert_eq!(page.sum("goodput_requests_finished_total", &[]), 0.0, "{what}");
     }
-    // A client that leaves, or says goodbye, has broken nothing.
+    // A client that leaves, or says goodbye, violates nothing.
     for bytes in [[PREFACE, SETTINGS].concat(), [PREFACE, SETTINGS, &[0, 0, 8, 7, 0, 0, 0, 0, 0], &[0; 8]].concat()] {
         let mut client = house.connect(64 * 1024);
         client.send(bytes).await;
@@ -598,7 +598,7 @@ async fn c64_no_spelling_of_a_path_reaches_another_one() {
 
 // --- injected usage ---
 
-/// What the client asks about usage.
+/// The client's request for usage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Asks {
     Nothing,

@@ -1,5 +1,4 @@
-//! What was found while the gateway was in use (from C76 of `docs/cases.md` on): streams, counts
-//! and moments.
+//! Findings of real use (from C76 of `docs/cases.md` on): streams, counts and moments.
 
 use crate::support::scripted_engine::{Script, fixtures::*};
 use bytes::Bytes;
@@ -246,7 +245,7 @@ async fn c96_a_request_in_one_piece_has_no_client_wait() {
     house.end().await;
 }
 
-/// The events of vLLM where usage is asked for: what stood on the finish event stands behind it.
+/// vLLM's events with requested usage: members of the finish event move to the usage event.
 fn of_vllm(body: &Value, usage_after: u64) -> Script {
     let asks = |name: &str| body["stream_options"][name] == true;
     let (usage, each) = (asks("include_usage"), asks("include_usage") && asks("continuous_usage_stats"));
@@ -342,7 +341,7 @@ async fn c105_the_usage_event_of_an_engine_that_moves_fields_is_awaited() {
 
 // --- C96, other hands that are slow ---
 
-/// A chat body of this text, in two halves, the second of which comes so many milliseconds later.
+/// A chat body with this text, in two halves, the second of which arrives this many milliseconds later.
 fn late_half(
     house: &House,
     text: &[u8],
@@ -383,7 +382,7 @@ async fn c96_no_time_limit_of_the_class_runs_during_the_clients_wait() {
             assert_eq!((line.verdict(), line.e2e()), ("met".into(), Some(100.0)), "{limits}");
             assert_eq!((engine.log().requests().len(), house.states("a")), (1, vec!["up"]));
             house.end().await;
-            // What is counted runs from the arrival, and so do its limits.
+            // With `counted`, measures and limits run from the arrival.
             let (house, _engine) = House::playing_with(&yaml.class("upload: counted"), script.clone());
             let request = late_half(&house, body.to_string().as_bytes(), 1400, &[]);
             let answer = house.send_body(request).await.whole().await;

@@ -63,7 +63,7 @@ fn once_per_connection(house: &House) -> ScriptedEngine {
 
 #[tokio::test(start_paused = true)]
 async fn c44_retry_row_stale_connection_is_retried_once_and_is_no_attempt() {
-    // No budget at all: this retry does not draw from it.
+    // Without a retry budget, because this retry does not draw from it.
     let house = House::new(&Yaml::default().with("retries: {after_fault: 0, share: 0, floor_per_10s: 0}"));
     let engine = once_per_connection(&house);
     for _ in 0..100 {
@@ -585,7 +585,7 @@ async fn retry_row_a_400_to_a_body_without_injection_is_relayed() {
     house.end().await;
 }
 
-// --- what is never tried again ---
+// --- never retried ---
 
 #[tokio::test(start_paused = true)]
 async fn retry_row_other_answers_are_relayed_at_once() {
@@ -702,7 +702,7 @@ async fn c43_if_all_fail_the_client_gets_a_real_error_status() {
 
 #[tokio::test(start_paused = true)]
 async fn an_earlier_response_is_relayed_if_a_later_attempt_has_none() {
-    // The first engine says 500, the second is reset: the answer that there is goes out.
+    // The first engine responds 500, the second resets: the existing response is relayed.
     let (house, engines) = House::many(&Yaml::default(), 2, vec![status(500), Script::new().at(50).reset()]);
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((asked(&engines), answer.status.as_u16()), (2, 500));

@@ -1,4 +1,4 @@
-//! What is measured, and against which promise (`docs/cases.md`).
+//! Measures and objectives (`docs/cases.md`).
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn reasoning(word: fn(&str) -> String) -> Script {
 #[tokio::test(start_paused = true)]
 async fn c17_reasoning_is_a_token_and_not_visible() {
     for word in [g as fn(&str) -> String, g_short] {
-        // TPOT 900 ms: the pause before the visible token is no concern of this test.
+        // TPOT 900 ms, because the pause before the visible token is not under test.
         let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5), ("tpot_seconds", 1.0)]);
         let (house, _engine) = House::playing_with(&yaml, reasoning(word));
         house.chat(stream_with_usage()).await.whole().await;
@@ -361,7 +361,7 @@ async fn an_unrequested_stream_is_judged_as_one() {
 
 #[tokio::test(start_paused = true)]
 async fn targets_of_the_request_tighten_and_only_loosen_where_allowed() {
-    // A first token at 400 ms, tokens every 40 ms; the class promises 500 and 50.
+    // A first token at 400 ms, tokens every 40 ms; the objectives are 500 and 50.
     let script = || {
         Script::stream()
             .say_all([(400, t("a")), (440, t("b")), (480, t("c"))])
@@ -519,8 +519,8 @@ async fn guests(house: &House, count: usize) -> Vec<Client> {
     clients
 }
 
-/// They ask again at one moment: the gateway begins some of them each time that it comes round, which
-/// takes a millisecond here. Some have heads that are longer than what is read at once.
+/// All requests come at once: the gateway starts some of them per scheduler turn, which takes a millisecond
+/// here. Some have heads longer than one read.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_to_be_read_takes_the_longer_for_it() {
     let (house, _engine) = House::playing(Script::json(200, whole("x", 5, 1)));
@@ -540,7 +540,7 @@ async fn a_request_that_waits_to_be_read_takes_the_longer_for_it() {
     let took: Vec<_> = lines[count..].iter().map(took).collect();
     let (first, last) = (took[0].0, took[count - 2].0.min(took[count - 1].0));
     assert!(last > 2.0 * first, "the last ones waited for the first ones: {took:?}");
-    // What is not the engine's doing is not told as if it were.
+    // Delays outside the engine are not reported as the engine's.
     assert!(took.iter().all(|(e2e, upload)| e2e - upload < first + 3.0), "{took:?}");
     house.end().await;
 }

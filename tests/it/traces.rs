@@ -1,5 +1,4 @@
-//! Traces through the whole gateway: what engines are told, and what a collector receives, as the
-//! protobuf that it would decode.
+//! Traces through the whole gateway: headers for engines, and the protobuf that a collector decodes.
 
 use std::collections::BTreeMap;
 
@@ -298,7 +297,7 @@ async fn a_collector_that_is_down_costs_spans_and_nothing_else_and_is_used_again
     let (house, _engine, _) = house(&traced(", ratio: 1"), vec![good()], vec![taken()]);
     house.network.refuse("collector");
     house.chat(stream()).await.whole().await;
-    // Five tries, with pauses of 1, 2, 4 and 8 seconds, give or take a fifth.
+    // Five tries, with pauses of 1, 2, 4 and 8 seconds, plus or minus a fifth.
     house.sleep(ms(10_000)).await;
     assert_eq!(count(&house, "export_failed"), 0.0);
     house.sleep(ms(10_000)).await;

@@ -1,5 +1,5 @@
-//! Captured wires of real engines, replayed: the tables say what must come out, and however
-//! the bytes are cut, the same comes out.
+//! Captured wires of real engines, replayed: the results are in tables, and do not depend on how the bytes
+//! are cut.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,13 +20,12 @@ fn watch() -> ObserverOptions {
     ObserverOptions { gap_edges: edges.into(), itl: Some(Duration::from_millis(20)), ..ObserverOptions::default() }
 }
 
-/// Replays a wire, cut further at these places, and returns what was seen. What passed must
-/// be what came in.
+/// Replays a wire, cut further at these places, and returns the timeline. The output must equal the input.
 fn replay(wire: &Wire, cuts: &BTreeSet<usize>) -> Timeline {
     replay_to(Observer::new(wire.expect(), wire.reader(), wire.status, watch()), wire, cuts).0
 }
 
-/// The same to this observer, with what was noted of each piece, and how long it was.
+/// The same with this observer, and the info and length of each piece.
 fn replay_to(mut observer: Observer, wire: &Wire, cuts: &BTreeSet<usize>) -> (Timeline, Vec<(PieceInfo, usize)>) {
     let (mut passed, mut notes) = (Vec::with_capacity(wire.body.len()), Vec::new());
     let mut pass = |piece: Bytes, note: &PieceInfo| {
@@ -73,7 +72,7 @@ fn columns(timeline: &Timeline) -> Vec<String> {
     ]
 }
 
-/// Where the table has `-` for a count or its source, nothing was answered that has any.
+/// With `-` for a count or its source in the table, no response had one.
 fn matches(row: &[String], seen: &[String]) -> bool {
     let says_nothing = row[6] == "-" && row[4] == "-" && seen[4] == "0";
     (0..seen.len()).all(|i| row[i] == seen[i] || says_nothing && (i == 4 || i == 6))
@@ -228,7 +227,7 @@ fn members(body: &[u8]) -> BTreeSet<(bool, Vec<String>)> {
     described.collect()
 }
 
-/// What engines write where usage is asked for is, without it, what they write where it is not.
+/// Without the usage event, the events equal those of a response without requested usage.
 #[test]
 fn c105_a_stream_without_its_injected_usage_is_like_one_that_had_none() {
     for (asked, unasked) in [

@@ -210,7 +210,7 @@ fn wrong(value: &Value, path: &str, fields: &FieldSpec<'_>) -> Vec<String> {
     }
 }
 
-/// Names that settings may give to classes, as awkward as they can be.
+/// Awkward class names that the settings permit.
 const NAMES: [&str; 6] = ["chat_interactive", "a/b.c:d@E", "x", "-_-", "@:", "chat-interactive"];
 
 fn policy() -> AlertPolicy {
@@ -338,7 +338,7 @@ fn pyrra_objects_have_the_fields_of_their_definition() {
     }
 }
 
-/// The checks above would tell.
+/// The checks above detect errors.
 #[test]
 fn a_field_too_many_a_wrong_type_and_a_missing_one_are_told() {
     let fields = specification(PYRRA);

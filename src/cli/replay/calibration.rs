@@ -27,7 +27,7 @@ struct SweptRecord {
     record: LoadRecord,
 }
 
-/// What was fitted.
+/// Result of a fit.
 pub struct FittedEngine {
     /// Properties of the engine.
     pub machine: Machine,
@@ -35,10 +35,9 @@ pub struct FittedEngine {
     sweep: String,
 }
 
-/// Fits an engine to the sweep in a folder, and writes its properties where they are asked for.
+/// Fits an engine to the sweep in a folder, and writes its properties if requested.
 ///
-/// # Errors
-/// The folder holds no sweep, or one that says too little.
+/// # Errors The folder contains no sweep, or one with too few results.
 pub fn calibrate(folder: &Path, out: Option<&Path>) -> anyhow::Result<FittedEngine> {
     let shown = folder.display();
     let summary = folder.join("summary.json");

@@ -39,8 +39,7 @@ pub struct ReplayedClasses {
 impl ReplayedClasses {
     /// The classes of the settings, or the only one of the command line.
     ///
-    /// # Errors
-    /// The settings cannot be read, nothing is promised, or a class is not there.
+    /// # Errors The settings cannot be read, there are no objectives, or a class does not exist.
     pub fn of(args: &ReplayArgs) -> anyhow::Result<Self> {
         let Some(settings) = args.promise.settings()? else {
             let objectives = args.promise.objectives()?;
@@ -60,18 +59,18 @@ impl ReplayedClasses {
         let wanted = args.class.as_deref().unwrap_or(settings.default_class.as_str());
         let default = by_name.get(wanted).copied().with_context(|| {
             let names: Vec<&str> = all.iter().map(|class| class.id.as_str()).collect();
-            format!("--class {wanted}: there is none; there are {}", names.join(", "))
+            format!("--class {wanted} does not exist; classes are {}", names.join(", "))
         })?;
         Ok(ReplayedClasses { settings: Some(settings), all, by_name, default })
     }
 
-    /// The class of a request, and whether the one that it names is known. Without settings there is only one.
+    /// The class of a request, and whether the named one exists. Without settings there is only one.
     pub fn index_of(&self, name: Option<&str>) -> (usize, bool) {
         let Some(name) = name.filter(|_| self.settings.is_some()) else { return (self.default, true) };
         self.by_name.get(name).map_or((self.default, false), |index| (*index, true))
     }
 
-    /// What is counted of them.
+    /// The classes for the score.
     pub fn scored(&self) -> Vec<ReplayClass> {
         let scored =
             |class: &ReplayedClass| ReplayClass { name: class.id.to_string(), target: class.objectives.joint_target };
@@ -84,7 +83,7 @@ impl ReplayedClasses {
     /// The header is none.
     pub fn sent(&self, class_header: Option<&str>) -> anyhow::Result<Vec<LoadClass>> {
         let header = class_header.map(|name| {
-            name.parse::<HeaderName>().with_context(|| format!("--class-header: {name:?} is no header name"))
+            name.parse::<HeaderName>().with_context(|| format!("--class-header: {name:?} is not a header name"))
         });
         let header = header.transpose()?;
         let sent = |class: &ReplayedClass| {

@@ -24,13 +24,13 @@ use crate::load::{LoadEvent, LoadRecord, LoadTarget, RunControl, RunEnd, RunLimi
 /// Requests in a row that no connection could be had for, after which the service counts as gone.
 const GONE_AFTER: u32 = 20;
 
-/// How long a service may take to answer after its engines were started.
+/// Longest wait for a service whose engines were just started.
 const STARTS_WITHIN: Duration = Duration::from_secs(600);
 
 /// Between two questions to a service that is starting.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 
-/// What a replay against a service found beside the scores.
+/// Results of a replay against a service, beside the scores.
 pub struct LiveEnd {
     /// The service, and why it cannot be believed.
     pub target: ReplayTarget,
@@ -109,7 +109,7 @@ pub async fn replay_live(
     Ok(LiveEnd { target, feed: state.take(), ended_by })
 }
 
-/// What is sent: the workload's bodies, with the lengths of the trace.
+/// The workload: bodies with the lengths of the trace.
 fn workload(args: &ReplayArgs, sent: &[crate::load::LoadClass]) -> anyhow::Result<Workload> {
     let asks = &args.endpoint;
     let endpoint = asks.endpoint()?;
@@ -129,7 +129,7 @@ fn workload(args: &ReplayArgs, sent: &[crate::load::LoadClass]) -> anyhow::Resul
     })
 }
 
-/// Asks the service which model it has and how long its tokens are; waits for one that is starting.
+/// Probes the service for its model and token lengths; waits for one that is starting.
 async fn prepare(
     clock: Clock,
     target: &LoadTarget,
@@ -160,7 +160,7 @@ async fn ask(probe: &ServiceProbe, workload: &mut Workload, seed: u64) -> anyhow
     Ok(())
 }
 
-/// What is watched beside the scores.
+/// State observed beside the scores.
 struct RunWatch {
     lags: LatencyHistogram,
     /// Requests in a row, the last ones that ended, without a connection.

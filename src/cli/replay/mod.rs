@@ -37,7 +37,7 @@ enum NotReplayed {
     Start(anyhow::Error),
 }
 
-/// What a replay hands over, whatever it ran against.
+/// Result of a replay, for every kind of target.
 struct Replayed {
     target: ReplayTarget,
     feed: FeedState,
@@ -62,7 +62,7 @@ impl ReplayArgs {
         }
     }
 
-    /// What is said, and the exit code.
+    /// Returns the output and the exit code.
     fn replay(&self) -> Result<(String, u8), NotReplayed> {
         let usage = NotReplayed::Usage;
         self.check().map_err(usage)?;
@@ -117,7 +117,7 @@ impl ReplayArgs {
         Ok(self.result(&source, replayed, &score))
     }
 
-    /// A trace that cannot be used is told of before a service is asked.
+    /// An unusable trace is reported before the service is probed.
     fn first_request(&self, source: &TraceSource, classes: &ReplayedClasses) -> anyhow::Result<()> {
         let mut feed = source.feed(classes, None)?;
         let is_there = feed.next().is_some();
@@ -193,5 +193,5 @@ impl ReplayArgs {
     }
 }
 
-/// How the reason begins where the trace could not be read to its end.
+/// Beginning of the reason if the trace could not be read to its end.
 const UNREADABLE: &str = "the trace cannot be read on:";

@@ -10,7 +10,8 @@ use crate::cli::service_options::{EndpointArgs, PromiseArgs};
 use crate::load::replay::{EngineChange, LossSpan, duration, span_of};
 use crate::trace::{Reshape, TraceFormat};
 
-/// Replays recorded traffic against a service or a simulated fleet, and says whether the classes reach their targets.
+/// Replays recorded traffic against a service or a simulated fleet, and reports whether the classes reach
+/// their targets.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ReplayArgs {
     /// Trace: a gateway's journal, or one of the public formats; may be compressed by gzip or zstd.
@@ -50,7 +51,8 @@ pub struct ReplayArgs {
     /// Properties of a simulated engine, as --calibrate writes them; by default an 8B model on one large GPU.
     #[arg(long, value_name = "FILE", requires = "simulate", help_heading = "Against what")]
     pub engine: Option<PathBuf>,
-    /// Fit the properties of a simulated engine to this sweep of a real one, and tell the error on held-out rates.
+    /// Fit the properties of a simulated engine to this sweep of a real one, and print the error on held-out
+    /// rates.
     #[arg(long, value_name = "SWEEP", conflicts_with_all = ["engine", "url"], help_heading = "Against what")]
     pub calibrate: Option<PathBuf>,
     /// Header that carries the name of the request's class.
@@ -63,20 +65,20 @@ pub struct ReplayArgs {
     /// Engines that are lost at a time of the replay: 3@10m, 1-20@10m, POOL/3@10m, or the NAME of --run; may be repeated.
     #[arg(long, value_name = "ENGINE@TIME", help_heading = "What is lost on the way")]
     pub lose: Vec<EngineChange>,
-    /// Engines that come back.
+    /// Engines that return.
     #[arg(long = "return", value_name = "ENGINE@TIME", requires = "lose", help_heading = "What is lost on the way")]
     pub returned: Vec<EngineChange>,
     /// A real engine that is started here, killed when it is lost and started again when it returns; may be repeated.
     #[arg(long, value_name = "NAME=COMMAND", conflicts_with = "simulate", help_heading = "What is lost on the way")]
     pub run: Vec<String>,
-    /// Stretch over which recovery is told.
+    /// Window over which recovery is computed.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "What is lost on the way")]
     pub recovery_window: Duration,
 
-    /// What is promised.
+    /// Objectives.
     #[command(flatten)]
     pub promise: PromiseArgs,
-    /// What is sent.
+    /// Requests.
     #[command(flatten)]
     pub endpoint: EndpointArgs,
 
@@ -92,10 +94,9 @@ pub struct ReplayArgs {
 }
 
 impl ReplayArgs {
-    /// What becomes of the trace.
+    /// Window and rate of the trace.
     ///
-    /// # Errors
-    /// An empty window, or slices of no length.
+    /// # Errors An empty window, or slices without length.
     pub fn reshape(&self) -> anyhow::Result<Reshape> {
         let from = self.from.unwrap_or_default();
         let reshape = Reshape { from, to: self.to, speed: self.speed, rate: self.rate, slice: self.slice };

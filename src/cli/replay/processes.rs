@@ -13,7 +13,7 @@ use crate::types::Tick;
 /// Engines that end with the replay.
 pub struct EngineProcesses {
     engines: Vec<EngineProcess>,
-    /// What happens to them, in order of time.
+    /// Losses and returns, in order of time.
     changes: Vec<ProcessChange>,
 }
 
@@ -33,8 +33,7 @@ struct ProcessChange {
 impl EngineProcesses {
     /// Starts the engines of `--run`.
     ///
-    /// # Errors
-    /// A line is no NAME=COMMAND, a loss names none of them, or one cannot be started.
+    /// # Errors A line is not NAME=COMMAND, a loss names none of them, or a process cannot be started.
     pub fn start(args: &ReplayArgs) -> anyhow::Result<Self> {
         let mut engines: Vec<EngineProcess> = Vec::new();
         for text in &args.run {
@@ -63,12 +62,12 @@ impl EngineProcesses {
         Ok(processes)
     }
 
-    /// Whether there is none.
+    /// Whether there are no processes.
     pub fn is_empty(&self) -> bool {
         self.engines.is_empty()
     }
 
-    /// Does what is due, each change at its time after `origin`; never ends.
+    /// Applies each change at its time after `origin`; never ends.
     pub async fn follow(&mut self, clock: Clock, origin: Tick, mut say: impl FnMut(String)) {
         for ProcessChange { at, engine, starts } in std::mem::take(&mut self.changes) {
             clock.sleep_until(Some(origin + at)).await;
@@ -104,7 +103,7 @@ impl EngineProcess {
 
 impl Drop for EngineProcess {
     fn drop(&mut self) {
-        // Nobody is left who could be told that it is gone already.
+        // A process that is already gone needs no report.
         let _ = self.kill();
     }
 }

@@ -8,17 +8,16 @@ use anyhow::Context;
 
 use crate::load::LoadRecord;
 
-/// Writes records, where a file is asked for. The first failure is kept, and nothing more is written.
+/// Writes records, if a file is given. After the first failure, which is kept, nothing more is written.
 pub struct RecordLines {
     file: Option<BufWriter<File>>,
     failed: Option<io::Error>,
 }
 
 impl RecordLines {
-    /// A new file, or none.
+    /// Creates the file, if a path is given.
     ///
-    /// # Errors
-    /// It cannot be made.
+    /// # Errors The file cannot be created.
     pub fn create(path: Option<&Path>) -> anyhow::Result<Self> {
         let create = |path: &Path| File::create(path).with_context(|| format!("cannot write {}", path.display()));
         let file = path.map(create).transpose()?.map(BufWriter::new);
@@ -32,10 +31,9 @@ impl RecordLines {
         self.failed = written.and_then(|()| file.write_all(b"\n")).err();
     }
 
-    /// Writes what is left.
+    /// Writes the rest.
     ///
-    /// # Errors
-    /// The first failure: a full disk.
+    /// # Errors The first failure, such as a full disk.
     pub fn finish(mut self) -> anyhow::Result<()> {
         let flushed = self.file.as_mut().map_or(Ok(()), Write::flush);
         self.failed.map_or(flushed, Err).context("cannot write the records")

@@ -1,4 +1,4 @@
-//! What a replay says, as text.
+//! Text output of a replay.
 
 use std::fmt::Write;
 

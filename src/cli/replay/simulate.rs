@@ -48,7 +48,7 @@ pub struct SimulatedFleet {
     tenants: TenantNames,
 }
 
-/// What a simulation found beside the scores.
+/// Results of a simulation, beside the scores.
 pub struct SimulationEnd {
     /// Pools.
     pub pools: Vec<FleetPoolSummary>,
@@ -69,10 +69,9 @@ struct TenantNames {
 }
 
 impl SimulatedFleet {
-    /// The pools of the settings, each with the classes that go there first.
+    /// The pools of the settings, each with the classes that use it first.
     ///
-    /// # Errors
-    /// Engines are not told or named wrongly, or their properties cannot be read.
+    /// # Errors Engines are missing or named wrongly, or their properties cannot be read.
     pub fn of(args: &ReplayArgs, classes: &ReplayedClasses, machine: Option<&Machine>) -> anyhow::Result<Self> {
         let mut pools = pools_of(classes);
         set_engines(&mut pools, &args.engines)?;
@@ -100,7 +99,7 @@ impl SimulatedFleet {
         Ok(fleet)
     }
 
-    /// Longest prompt and answer together.
+    /// Longest prompt plus output.
     pub fn longest(&self) -> u64 {
         self.spec.max_model_len.min(self.spec.kv_tokens)
     }
@@ -190,7 +189,7 @@ fn numbers(fleet: &SimulatedFleet, pool: &SimulatedPool, engines: &EngineSet) ->
     (is_meant && *to <= pool.engines).then_some((from - 1, *to))
 }
 
-/// Each class goes to the first pool of its first route; without settings there is one pool.
+/// Each class uses the first pool of its first route; without settings there is one pool.
 fn pools_of(classes: &ReplayedClasses) -> Vec<SimulatedPool> {
     let all: BTreeSet<usize> = (0..classes.all.len()).collect();
     let Some(settings) = &classes.settings else {
@@ -340,7 +339,7 @@ fn record_of(told: &RequestReport, number: u64, classes: &ReplayedClasses) -> Lo
     }
 }
 
-/// A flag that is raised by SIGINT or SIGTERM. The simulation has no runtime of its own to hear them.
+/// A flag set by SIGINT or SIGTERM, because the simulation has no runtime for signals.
 fn interrupt_flag() -> Arc<AtomicBool> {
     let flag = Arc::new(AtomicBool::new(false));
     let raised = Arc::clone(&flag);

@@ -27,12 +27,12 @@ pub struct TraceSource {
     reshape: Reshape,
 }
 
-/// What was found while the trace was read.
+/// State of reading the trace.
 #[derive(Debug, Default)]
 pub struct FeedState {
     /// Why it cannot be read on.
     pub error: Option<TraceError>,
-    /// What the reader passed over.
+    /// Lines that the reader skipped, and why.
     pub notes: TraceNotes,
     /// Requests of a class that is not known.
     pub unknown_class: u64,
@@ -71,7 +71,7 @@ impl TraceSource {
         self.path.display().to_string()
     }
 
-    /// What becomes of the trace.
+    /// Window and rate of the trace.
     pub const fn reshape(&self) -> Reshape {
         self.reshape
     }
@@ -87,7 +87,7 @@ impl TraceSource {
 }
 
 impl TraceFeed<'_> {
-    /// What was found so far; stays valid when the feed is gone.
+    /// The state so far; valid even after the feed is dropped.
     pub fn state(&self) -> Rc<RefCell<FeedState>> {
         Rc::clone(&self.state)
     }
@@ -120,7 +120,7 @@ impl Iterator for TraceFeed<'_> {
     }
 }
 
-/// The file, decompressed where its first bytes say that it is compressed.
+/// Opens the file, and decompresses it if its first bytes are those of a compressed file.
 fn open(path: &Path) -> anyhow::Result<AnyInput> {
     let shown = path.display();
     let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;

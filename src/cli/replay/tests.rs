@@ -32,7 +32,7 @@ impl Desk {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    /// The result of a line in which `@name` stands for a file of the desk.
+    /// The result of a line in which `@name` is a file of the test's folder.
     fn replay(&self, line: &str) -> Result<(String, u8), NotReplayed> {
         let words = line.split_whitespace().map(|word| match word.strip_prefix('@') {
             Some(name) => self.path(name).display().to_string(),
@@ -172,7 +172,7 @@ fn classes_go_to_the_pools_of_their_routes_and_are_judged_by_their_own_objective
     assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --engines 7").contains("of which pool?"));
     assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --engines huge=7").contains("no such pool"));
     assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --lose 1@5").contains("no such engine"));
-    assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --class nobody").contains("there is none"));
+    assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --class nobody").contains("does not exist"));
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn a_line_that_does_not_fit_together_says_what_is_missing() {
     for (line, expected) in [
         ("@steady.csv --ttft 1", "against what?"),
         ("@steady.csv --simulate --ttft 1", "how many engines has pool fleet?"),
-        ("@steady.csv --simulate --engines 1", "nothing is promised"),
+        ("@steady.csv --simulate --engines 1", "no objectives"),
         ("@steady.csv --simulate --engines 0 --ttft 1", "from 1 to 100,000"),
         ("@steady.csv --simulate --engines 1 --ttft 1 --engine @steady.csv", "describes no engine"),
         ("@steady.csv --url http://a --simulate --ttft 1", "cannot be used with"),

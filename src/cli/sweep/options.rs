@@ -205,7 +205,7 @@ impl SweepArgs {
             let (name, weight) = inputs::class_weight(text)?;
             let class = settings.classes.iter().find(|class| class.id.as_str() == name);
             let class = class.with_context(|| {
-                format!("--class {name}: there is none in {}; there are {}", file.display(), all.join(", "))
+                format!("--class {name} does not exist in {}; classes are {}", file.display(), all.join(", "))
             })?;
             if found.iter().any(|(known, _)| known.id == class.id) {
                 bail!("--class {name} is repeated");
@@ -353,7 +353,7 @@ mod tests {
         assert!(with(&["--hit-share", "0.5"]).contains("--cache warm"));
         assert!(with(&["--max-seconds", "20"]).contains("leaves no room"));
         assert!(with(&["--min-rate", "9", "--max-rate", "3"]).contains("is above"));
-        assert!(with(&["--path", "/v1/audio/speech"]).contains("no load is made"));
+        assert!(with(&["--path", "/v1/audio/speech"]).contains("unsupported path"));
         assert!(with(&["--extra-body", "[]"]).contains("no JSON object"));
         assert!(with(&["--header", "x"]).contains("NAME: VALUE"));
         assert!(with(&["--correlation", "2"]).contains("--correlation"));
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!((&class.objectives, class.timeouts), (&voice.objectives, voice.timeouts));
         assert_eq!(class.headers["x-slo-class"], voice.id.as_str());
         assert!(told(&["-c", file]).contains("give --class"));
-        assert!(told(&["-c", file, "--class", "nobody"]).contains("there is none"));
+        assert!(told(&["-c", file, "--class", "nobody"]).contains("does not exist"));
         let twice = ["-c", file, "--class", voice.id.as_str(), "--class", voice.id.as_str()];
         assert!(told(&twice).contains("twice"));
     }

@@ -24,10 +24,12 @@ const LONGEST_FLUSH: Duration = Duration::from_secs(60);
 /// A Prometheus that is read more often does nothing else.
 const SHORTEST_READ: Duration = Duration::from_secs(1);
 
-/// Where a Prometheus takes queries, below its own URL.
+/// Path of Prometheus' query endpoint, below its URL.
 const QUERY: &str = "/api/v1/query";
 
-/// Where a collector takes traces, below its own URL.
+=======
+/// Path of the collector's trace endpoint, below its URL.
+>>>>>>> w-words
 const TRACES: &str = "/v1/traces";
 
 impl Checker<'_> {

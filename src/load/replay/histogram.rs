@@ -2,7 +2,7 @@
 
 use crate::load::quantiles::{MeasureQuantiles, Percentile};
 
-/// Shortest latency that is told apart, in seconds.
+/// Shortest distinguished latency, in seconds.
 const SHORTEST: f64 = 1e-5;
 
 /// Width of a bucket: 1 %, so that a percentile is off by half of it at most.
@@ -47,8 +47,8 @@ impl LatencyHistogram {
         self.at(share).map_or(Percentile::NotReached, Percentile::Seconds)
     }
 
-    /// The latency that this share of requests does not exceed, however few they are; `None` where that one was not
-    /// reached.
+    /// The latency that this share of requests does not exceed, however few they are; `None` if that request
+    /// did not reach the point.
     #[must_use]
     pub fn at(&self, share: f64) -> Option<f64> {
         let rank = ((share * (self.values + self.unreached) as f64).ceil() as u64).max(1);

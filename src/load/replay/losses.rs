@@ -1,11 +1,11 @@
-//! Engines that are lost and come back while a trace is replayed.
+//! Losses and returns of engines during a replay.
 
 use std::time::Duration;
 
 /// Engines that a loss names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineSet {
-    /// Numbers from 1, the first and the last, of a pool where one is named.
+    /// Numbers from 1, first to last, of a named pool if there is one.
     Numbers {
         /// Pool.
         pool: Option<String>,
@@ -18,7 +18,7 @@ pub enum EngineSet {
     Name(String),
 }
 
-/// Engines that go away, or come back, at a moment of the replay.
+/// Engines that are lost or return at a moment of the replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineChange {
     /// Which.
@@ -106,12 +106,11 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 pub struct LossSpan {
     /// The first loss.
     pub from: Duration,
-    /// The last return; `None` where an engine stays away.
+    /// The last return; `None` if an engine does not return.
     pub to: Option<Duration>,
 }
 
-/// From the first loss to the last return, if there is a loss. An engine that is lost later than it returned, or never
-/// returns, leaves the end open.
+/// From the first loss to the last return, if there is a loss. Without a return after a loss the end is open.
 #[must_use]
 pub fn span_of(lost: &[EngineChange], returned: &[EngineChange]) -> Option<LossSpan> {
     let from = lost.iter().map(|change| change.at).min()?;

@@ -6,7 +6,8 @@ use crate::load::workload::Workload;
 use crate::trace::TraceRequest;
 use crate::types::Tokens;
 
-/// Makes bodies of a workload's kind with a trace's lengths, and prompts that begin alike where the trace's do.
+/// Creates bodies of a workload's kind with a trace's lengths, and prompts that share prefixes as in the
+/// trace.
 pub struct ReplayRequests<'a> {
     workload: &'a Workload,
     prompts: PromptMaker,

@@ -1,4 +1,4 @@
-//! What a replay writes: the trace, what it was replayed against, and what became of it.
+//! Result of a replay: the trace, the target and the scores.
 
 use serde::Serialize;
 
@@ -8,16 +8,16 @@ use crate::trace::TraceNotes;
 /// Name and version of the format.
 pub const REPLAY_FORMAT: &str = "goodput-replay/1";
 
-/// The trace, and what was made of it.
+/// The trace, and its reshaping.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReplayTraceSummary {
     /// Its file.
     pub file: String,
     /// Its format.
     pub format: String,
-    /// Where the window begins on the trace's clock, in seconds.
+    /// Start of the window on the trace's clock, in seconds.
     pub from_seconds: f64,
-    /// Where it ends; absent: where the trace ends.
+    /// End of the window; absent: the end of the trace.
     pub to_seconds: Option<f64>,
     /// Times as fast.
     pub speed: f64,
@@ -42,13 +42,13 @@ pub struct FleetPoolSummary {
     pub engines: usize,
     /// Share of prompt tokens that prefix caches held.
     pub hit_share: f64,
-    /// Requests that had to give up their place in a batch.
+    /// Preempted requests.
     pub preemptions: u64,
     /// Most requests at one time, waiting ones included.
     pub most_open: usize,
 }
 
-/// What the trace was replayed against.
+/// Target of the replay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ReplayTarget {
@@ -60,7 +60,7 @@ pub enum ReplayTarget {
         model: String,
         /// 99th percentile of the client's own lateness, in seconds.
         send_lag_p99_seconds: f64,
-        /// Why the run cannot be believed; empty where it can.
+        /// Reasons why the run is invalid; empty if it is valid.
         problems: Vec<String>,
     },
     /// A simulated fleet.
@@ -83,7 +83,7 @@ pub struct ReplayResult {
     pub version: &'static str,
     /// The trace.
     pub trace: ReplayTraceSummary,
-    /// What it was replayed against.
+    /// Target of the replay.
     pub target: ReplayTarget,
     /// Whether the whole trace was replayed.
     pub complete: bool,

@@ -1,4 +1,4 @@
-//! What became of the requests of a replay, counted as they end.
+//! Scores of a replay's requests, counted as they end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,10 +35,10 @@ pub struct PhaseScore {
 /// How a class came through the loss of engines.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recovery {
-    /// Lowest attainment of any window after the loss; absent where no window had a request.
+    /// Lowest attainment of any window after the loss; absent if no window had a request.
     pub lowest_attainment: Option<f64>,
-    /// From the loss to the first window from which on the target is reached again; 0 where it was never missed, absent
-    /// where it is not reached again before the end.
+    /// From the loss to the first window from which on the target is reached; 0 if it was never missed,
+    /// absent if it is not reached before the end.
     pub seconds: Option<f64>,
 }
 
@@ -55,7 +55,7 @@ pub struct ClassReplay {
     pub missed: BTreeMap<String, u64>,
     /// Excluded requests by reason.
     pub excluded: BTreeMap<String, u64>,
-    /// Share of judged requests that were met; absent where none was judged.
+    /// Share of judged requests that were met; absent if none was judged.
     pub attainment: Option<f64>,
     /// Target.
     pub target: f64,
@@ -120,7 +120,7 @@ pub struct ReplayScore {
 }
 
 impl ReplayScore {
-    /// Counts for these classes. `window`: the stretch over which the recovery from a loss is told.
+    /// Counts for these classes. `window`: the period over which recovery is computed.
     #[must_use]
     pub fn new(classes: Vec<ReplayClass>, loss: Option<LossSpan>, window: Duration) -> Self {
         let counts = |class| ReplayCounts {
@@ -184,7 +184,7 @@ impl ReplayScore {
         counts.phases[phase].judged += 1;
         counts.phases[phase].met += u64::from(met);
         if phase > 0 {
-            // Those in flight at the loss stand with the first ones after it.
+            // Requests in flight at the loss count with the first ones after it.
             let second = (record.scheduled_seconds - from).max(0.0) as usize;
             if counts.seconds.len() <= second {
                 counts.seconds.resize(second + 1, SecondCounts::default());
