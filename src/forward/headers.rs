@@ -341,9 +341,22 @@ pub fn for_client(
 fn leads_inside(name: &str, value: &[u8]) -> bool {
     match name {
         "alt-svc" | "alt-used" | "via" => true,
-        "location" | "content-location" | "link" | "refresh" => memchr::memmem::find(value, b"//").is_some(),
+        "location" | "content-location" | "link" | "refresh" => has_authority(value),
         _ => false,
     }
+}
+
+/// Whether a reference in this value may name a host: it has a scheme, or two slashes. Browsers read a
+/// backslash as a slash, and `http:host` and `http:/host` as `http://host`.
+fn has_authority(value: &[u8]) -> bool {
+    let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
+    let ends_scheme = |colon: usize| {
+        let is_of_scheme = |byte: &&u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+        let from = colon - value[..colon].iter().rev().take_while(is_of_scheme).count();
+        let begins = from == 0 || matches!(value[from - 1], b' ' | b'\t' | b'<' | b'=' | b'"' | b'\'' | b';' | b',');
+        begins && value[from].is_ascii_alphabetic()
+    };
+    value.windows(2).any(|pair| pair.iter().all(is_slash)) || memchr::memchr_iter(b':', value).any(ends_scheme)
 }
 
 /// Headers that keep proxies from buffering an event stream.

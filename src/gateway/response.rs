@@ -18,7 +18,7 @@ use super::retries::SelectedResponse;
 use super::state::Gateway;
 use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
-use crate::types::{ApiPath, Tick};
+use crate::types::{ApiPath, TenantId, Tick};
 
 /// The parts of the request needed at the end of its response.
 pub struct RequestSummary {
@@ -30,6 +30,8 @@ pub struct RequestSummary {
     pub class: Option<HeaderValue>,
     /// Whether the settings name its model literally.
     pub is_named: bool,
+    /// Its tenant.
+    pub tenant: TenantId,
     /// Inputs of the prompt estimate.
     pub prompt: PromptSize,
     /// Time in the gateway's queue.
@@ -49,6 +51,7 @@ impl RequestSummary {
             model: request.alias.map(Arc::from).or_else(|| named.cloned()),
             class: request.policy.shown.clone(),
             is_named: request.routed.literal,
+            tenant: request.tenant.clone(),
             prompt: request.facts().prompt,
             queued: admitted.since(request.body.complete),
             learned: request.learned,

@@ -46,6 +46,8 @@ pub(super) enum TopLevelField {
     Words,
     /// Names earlier turns stored on the engine.
     Earlier,
+    /// Names a container kept by the engine (Messages).
+    Container,
     /// Cache salt: a prompt shares its cache only with prompts of the same salt.
     Salt,
     Other,
@@ -158,6 +160,7 @@ impl TopLevelField {
                 TopLevelField::Words
             }
             b"previous_response_id" | b"conversation" => TopLevelField::Earlier,
+            b"container" if dialect == Dialect::Messages => TopLevelField::Container,
             b"cache_salt" => TopLevelField::Salt,
             _ if is_place(name) => TopLevelField::Transfer,
             _ => match OTHER_CAPS.iter().position(|cap| cap.as_bytes() == name) {
@@ -218,6 +221,7 @@ impl TopLevelField {
             | TopLevelField::Schema
             | TopLevelField::Format
             | TopLevelField::Earlier
+            | TopLevelField::Container
             | TopLevelField::Salt
             | TopLevelField::Other => return None,
         })
@@ -328,7 +332,28 @@ pub(super) fn reference_in(key: &[u8], dialect: Dialect) -> Option<&'static [u8]
     }
 }
 
-/// Whether this member of an object in a prompt may say that its `data` is not text.
+/// How a tool (Responses) names something stored on the engine under this key, of the tool itself or of an
+/// object in it. Definitions of functions have other keys at these depths.
+pub(super) fn stored_in_tool(key: &[u8], is_of_tool: bool) -> Option<StoredIn> {
+    match key {
+        b"container" | b"connector_id" | b"input_image_mask" if is_of_tool => Some(StoredIn::IdOrObject),
+        b"vector_store_ids" if is_of_tool => Some(StoredIn::List),
+        b"file_id" if !is_of_tool => Some(StoredIn::IdOrObject),
+        b"file_ids" if !is_of_tool => Some(StoredIn::List),
+        _ => None,
+    }
+}
+
+/// What names something stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StoredIn {
+    /// A string is its id; an object may have one inside.
+    IdOrObject,
+    /// Strings in a list.
+    List,
+}
+
+/// Whether a member of an object in a prompt says that the bytes under its `data` are no text.
 pub(super) fn says_coding(key: &[u8]) -> bool {
     matches!(key, b"data_format" | b"image_format")
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::blocks::{BlockKey, PromptSlot};
 use super::bounded_value::{BoundedValue, IntegerValue, ScalarValue};
 use super::facts::{Facts, Field, Reasoning, StreamOptions, SwitchGroup as Switched, Unreadable};
-use super::fields::{self, FieldRule, FieldType, JsonType, TopLevelField};
+use super::fields::{self, FieldRule, FieldType, JsonType, StoredIn, TopLevelField};
 use super::prefix::{PromptHashes, PromptPrefix};
 use crate::json::{Interest, Literal, Nest, Scalar, Sink, SyntaxError, Tokenizer};
 use crate::types::{ApiPath, Dialect};
@@ -23,6 +23,9 @@ const MOST_PROMPTS: usize = 2048;
 const MOST_CHOICES: u64 = 2048;
 /// Most switches of one kind in `reasoning` or `chat_template_kwargs`, repeats included.
 const MOST_SWITCHES: usize = 64;
+/// Depth of the members of a tool, and of an object in it.
+const IN_A_TOOL: usize = 3;
+const IN_AN_OBJECT_OF_A_TOOL: usize = 4;
 
 /// Reads a request body as it arrives, in frames cut anywhere.
 #[derive(Debug)]
@@ -175,7 +178,9 @@ enum Inner {
     Media,
     /// The name of a stored file, unless `null`.
     Stored,
-    /// An object that may contain such a name under this key.
+    /// Such names in a tool.
+    StoredInTool(StoredIn),
+    /// An object in which under this key such a name may stand.
     Reference(&'static [u8]),
     /// Text read by the model, or counted like it.
     Text,
@@ -326,6 +331,7 @@ impl FactsSink {
                 self.prefix.chain.leave();
                 self.facts.names_stored |= self.dialect == Dialect::Responses;
             }
+            TopLevelField::Container => self.facts.names_stored = true,
             TopLevelField::Schema => self.schema_at = Some(at),
             TopLevelField::Transfer => self.facts.steers = true,
             TopLevelField::Reasoning if kind != JsonType::Object => {
@@ -420,7 +426,9 @@ impl FactsSink {
             },
             member if member.is_tools() => {
                 self.prefix.chain.name(if name.len() > LONGEST_METADATA { b"\xFF" } else { name });
-                Inner::Other
+                let stored = fields::stored_in_tool(name, depth == IN_A_TOOL);
+                let is_near = self.dialect == Dialect::Responses && matches!(depth, IN_A_TOOL | IN_AN_OBJECT_OF_A_TOOL);
+                stored.filter(|_| is_near).map_or(Inner::Other, Inner::StoredInTool)
             }
             member if member.is_prompt() => self.prompt_named(name, depth),
             _ => Inner::Other,
@@ -442,6 +450,7 @@ impl FactsSink {
             b"type" => Inner::Type,
             b"role" => Inner::Role,
             b"id" if self.member == TopLevelField::Prompt && depth == 2 => Inner::Id,
+            b"approval_request_id" if self.dialect == Dialect::Responses => Inner::Stored,
             _ if fields::leads_to_text(name) => Inner::Text,
             _ if fields::leads_to_arguments(name) => Inner::Arguments,
             _ if fields::leads_to_data(name) => Inner::Data,
@@ -584,7 +593,9 @@ impl FactsSink {
                 self.facts.has_tools |= matches!(self.member, TopLevelField::Tools | TopLevelField::Functions);
                 match self.inner {
                     Inner::Schema => self.schema_at = Some(at),
-                    Inner::Stored => self.facts.names_stored |= what == Scalar::String,
+                    Inner::Stored | Inner::StoredInTool(StoredIn::IdOrObject) => {
+                        self.facts.names_stored |= what == Scalar::String;
+                    }
                     _ => {}
                 }
             }
@@ -829,6 +840,19 @@ impl FactsSink {
         }
     }
 
+    /// An object or a list in tools: whether it is read.
+    fn opens_in_tools(&mut self, inner: Inner, nest: Nest, depth: usize) -> bool {
+        let may_name = match (inner, nest) {
+            (Inner::StoredInTool(StoredIn::List), Nest::Array) => {
+                self.inner = Inner::StoredInTool(StoredIn::IdOrObject);
+                true
+            }
+            (Inner::StoredInTool(StoredIn::IdOrObject), Nest::Object) => true,
+            _ => self.dialect == Dialect::Responses && depth + 1 == IN_A_TOOL,
+        };
+        may_name || self.prefix.chain.wants()
+    }
+
     fn opens_inside(&mut self, nest: Nest, at: usize, depth: usize) -> Interest {
         self.option_is_no_flag();
         self.switch_is_none();
@@ -857,7 +881,7 @@ impl FactsSink {
         if self.member.is_tools() {
             self.facts.has_tools = true;
             self.prefix.chain.opens(nest);
-            return if self.prefix.chain.wants() { Interest::Read } else { Interest::Skip };
+            return if self.opens_in_tools(inner, nest, depth) { Interest::Read } else { Interest::Skip };
         }
         if nest == Nest::Array && self.member.takes_token_ids() {
             self.prefix.chain.part();

@@ -506,6 +506,22 @@ fn c86_references_to_stored_objects_are_found() {
         (r#"{"input":[{"role":"user","content":[{"type":"input_file","file_id":null,"file_data":"x"}]}]}"#, false),
         (r#"{"input":[{"type":"function_call","arguments":{"file_id":"x","type":"item_reference"}}]}"#, false),
         (r#"{"input":[{"id":"msg_x","previous_response_id":"x"}]}"#, false),
+        (r#"{"input":[{"type":"mcp_approval_response","approval_request_id":"mcpr_x","approve":true}]}"#, true),
+        (r#"{"tools":[{"type":"code_interpreter","container":"cntr_x"}]}"#, true),
+        (r#"{"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["file_x"]}}]}"#, true),
+        (r#"{"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":[]}}]}"#, false),
+        (r#"{"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":null}}]}"#, false),
+        (r#"{"tools":[{"type":"function"},{"type":"file_search","vector_store_ids":["vs_x"]}]}"#, true),
+        (r#"{"tools":[{"vector_stor\u0065_ids":["vs_x"],"type":"file_search"}]}"#, true),
+        (r#"{"tools":[{"type":"image_generation","input_image_mask":{"file_id":"file_x"}}]}"#, true),
+        (r#"{"tools":[{"type":"image_generation","input_image_mask":{"image_url":"file_id"}}]}"#, false),
+        (r#"{"tools":[{"type":"mcp","connector_id":"connector_x"}]}"#, true),
+        (
+            r#"{"tools":[{"type":"function","name":"container","parameters":{"type":"object","properties":
+                {"container":{"type":"string"},"file_id":{"type":"string"},"vector_store_ids":{"type":"array"}},
+                "required":["container","file_id"]}}]}"#,
+            false,
+        ),
     ] {
         assert_eq!(names("/v1/responses", body), expected, "{body}");
     }
@@ -528,6 +544,10 @@ fn c86_references_to_stored_objects_are_found() {
     assert!(facts.names_stored && facts.prompt.bytes == "after it text counts".len() as u64);
     let source = r#"{"messages":[{"content":[{"type":"document","source":{"type":"file","file_id":"file_x"}}]}]}"#;
     assert!(names("/v1/messages", source));
+    for (container, expected) in [(r#""container_x""#, true), (r#"{"id":"container_x"}"#, true), ("null", false)] {
+        assert_eq!(names("/v1/messages", &format!(r#"{{"container":{container}}}"#)), expected, "{container}");
+    }
+    assert!(!names("/v1/chat/completions", r#"{"container":"x","tools":[{"container":"x"}]}"#));
 }
 
 #[test]

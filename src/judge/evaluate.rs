@@ -27,6 +27,9 @@ pub enum ObjectiveState {
 pub struct Verdict {
     /// How the request ended.
     pub outcome: Outcome,
+    /// The same against the class's own objectives, which differs only where the request has set targets of
+    /// its own. Overload levels go by it, because a request's targets must not cost other requests theirs.
+    pub by_class: Outcome,
     /// TTFT; `None` if the class has no such objective.
     pub ttft: Option<ObjectiveState>,
     /// State of TPOT.
@@ -41,13 +44,21 @@ impl Verdict {
     /// An outcome without objectives.
     #[must_use]
     pub const fn bare(outcome: Outcome) -> Self {
-        Verdict { outcome, ttft: None, tpot: None, itl: None, e2e: None }
+        Verdict { outcome, by_class: outcome, ttft: None, tpot: None, itl: None, e2e: None }
+    }
+
+    /// The verdict against these objectives, and the outcome against those of the class.
+    fn against(objectives: &Objectives, judge: impl Fn(&Objectives) -> Verdict) -> Self {
+        let verdict = judge(objectives);
+        let of_class = objectives.of_class.as_deref();
+        Verdict { by_class: of_class.map_or(verdict.outcome, |class| judge(class).outcome), ..verdict }
     }
 
     fn excluded(reason: Excluded, objectives: &Objectives) -> Self {
         let blank = |objective: Option<Objective>| objective.map(|_| ObjectiveState::NotEvaluated);
         Verdict {
             outcome: Outcome::Excluded(reason),
+            by_class: Outcome::Excluded(reason),
             ttft: blank(objectives.ttft),
             tpot: blank(objectives.tpot),
             itl: blank(objectives.itl),
@@ -59,6 +70,10 @@ impl Verdict {
 /// Judges a relayed response.
 #[must_use]
 pub fn judge(timeline: &Timeline, objectives: &Objectives, case: &JudgeContext) -> Verdict {
+    Verdict::against(objectives, |objectives| judge_response(timeline, objectives, case))
+}
+
+fn judge_response(timeline: &Timeline, objectives: &Objectives, case: &JudgeContext) -> Verdict {
     let streamed = timeline.streamed && case.dialect.generates();
     if let Some(reason) = not_judged(streamed, objectives, case) {
         return Verdict::excluded(reason, objectives);
@@ -101,10 +116,10 @@ pub fn judge_refused(
 #[must_use]
 pub fn judge_left(progress: &Progress<'_>, objectives: &Objectives, case: &JudgeContext, at: Tick) -> Verdict {
     let streamed = progress.streamed && case.dialect.generates();
-    match not_judged(streamed, objectives, case) {
+    Verdict::against(objectives, |objectives| match not_judged(streamed, objectives, case) {
         Some(reason) if progress.is_uploaded => Verdict::excluded(reason, objectives),
         _ => Evaluation { progress: *progress, objectives, case, streamed }.left(at),
-    }
+    })
 }
 
 /// The inputs of one evaluation.
@@ -167,7 +182,8 @@ impl ObjectiveResults {
 
     fn verdict(self, outcome: Outcome) -> Verdict {
         let held = |state: Option<ObjectiveResult>| state.map(|weighed| weighed.held);
-        Verdict { outcome, ttft: held(self.ttft), tpot: held(self.tpot), itl: held(self.itl), e2e: held(self.e2e) }
+        let (ttft, tpot) = (held(self.ttft), held(self.tpot));
+        Verdict { outcome, by_class: outcome, ttft, tpot, itl: held(self.itl), e2e: held(self.e2e) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The objectives of a class.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::types::Tokens;
@@ -88,6 +89,8 @@ pub struct Objectives {
     pub assumed: Option<Assumption>,
     /// Expected output tokens of a request without a cap.
     pub default_output_tokens: Option<Tokens>,
+    /// The class's own objectives, where the request has set targets of its own.
+    pub of_class: Option<Arc<Objectives>>,
 }
 
 impl Default for Objectives {
@@ -106,6 +109,7 @@ impl Default for Objectives {
             window: Duration::from_secs(28 * 24 * 3600),
             assumed: None,
             default_output_tokens: None,
+            of_class: None,
         }
     }
 }
@@ -177,6 +181,11 @@ impl Objectives {
                 None => Some(Objective { threshold: asked, attainment: self.joint_target }),
             }
         };
-        Objectives { ttft: pick(self.ttft, ttft), tpot: pick(self.tpot, tpot), ..self.clone() }
+        Objectives {
+            ttft: pick(self.ttft, ttft),
+            tpot: pick(self.tpot, tpot),
+            of_class: Some(Arc::new(self.clone())),
+            ..self.clone()
+        }
     }
 }

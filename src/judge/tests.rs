@@ -268,7 +268,7 @@ fn the_objective_that_broke_first_is_the_reason_and_each_is_counted() {
     let broken = Some(ObjectiveState::Broken);
     assert_eq!(
         verdict,
-        Verdict { outcome: missed(Missed::Ttft), ttft: broken, tpot: broken, itl: broken, e2e: broken }
+        Verdict { ttft: broken, tpot: broken, itl: broken, e2e: broken, ..Verdict::bare(missed(Missed::Ttft)) }
     );
     let in_time = [400, 1500];
     let without_ttft = with_itl(stream(&in_time, 2), &objectives, &in_time);
@@ -770,6 +770,21 @@ fn targets_of_a_request_tighten_and_only_by_permission_loosen() {
     let added = agent().with_targets(Some(ms(300)), Some(ms(20)), false);
     assert_eq!(added.derived_budget(11), Some(ms(500)));
     assert_eq!(added.ttft.unwrap().attainment, added.joint_target);
+}
+
+#[test]
+fn targets_of_a_request_leave_what_its_class_makes_of_it() {
+    let own = chat().with_targets(Some(ms(100)), None, false);
+    let of = |verdict: Verdict| (verdict.outcome, verdict.by_class);
+    let answered = stream(&[300, 320], 2);
+    assert_eq!(of(judge(&answered, &own, &CASE)), (missed(Missed::Ttft), Outcome::Met));
+    assert_eq!(of(judge(&answered, &chat(), &CASE)), (Outcome::Met, Outcome::Met));
+    let late = stream(&[600, 620], 2);
+    assert_eq!(of(judge(&late, &own, &CASE)), (missed(Missed::Ttft), missed(Missed::Ttft)));
+    let waiting = Progress::waiting(at(0), true, true);
+    let left = |objectives, moment| of(judge_left(&waiting, objectives, &CASE, at(moment)));
+    assert_eq!(left(&own, 300), (missed(Missed::CanceledLate), excluded(Excluded::ClientCancel)));
+    assert_eq!(left(&own, 600), (missed(Missed::CanceledLate), missed(Missed::CanceledLate)));
 }
 
 #[test]

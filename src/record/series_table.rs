@@ -378,9 +378,10 @@ impl ClassSeries {
             memory.missed.slot(finished.end).0[reason as usize] += 1;
         }
         memory.lengths[finished.length as usize].note(outcome == Outcome::Met, finished.end);
-        if outcome != Outcome::Missed(Missed::Shed) {
+        let pressing = if outcome == Outcome::Met { outcome } else { finished.verdict.by_class };
+        if pressing.is_judged() && pressing != Outcome::Missed(Missed::Shed) {
             let tenant = finished.tenant.as_ref().map_or(0, |tenant| key_of(tenant.as_str().as_bytes()));
-            memory.burn.note_served_to(tenant, outcome == Outcome::Met, finished.end);
+            memory.burn.note_served_to(tenant, pressing == Outcome::Met, finished.end);
         }
         if let Some((input, output)) = finished.tokens().filter(|_| self.promise.assumed.is_some()) {
             memory.input.note(input, finished.end);

@@ -128,7 +128,11 @@ impl StateFile {
     #[must_use]
     pub fn load(&self) -> StateLoad {
         let mut bytes = Vec::new();
-        let read = File::open(&self.path).and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes));
+        let read = std::fs::metadata(&self.path).and_then(|found| match found.is_file() || found.is_dir() {
+            true => File::open(&self.path)?.take(LONGEST + 1).read_to_end(&mut bytes),
+            // To open a pipe may block for ever.
+            false => Err(io::Error::new(io::ErrorKind::NotSeekable, "it is no regular file")),
+        });
         match read {
             Ok(_) => decode(&bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => StateLoad::Absent,
@@ -241,7 +245,9 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "and nothing is left of the attempt");
         let nowhere = StateFile::at(folder.path().join("nowhere/slo.state"));
         assert!(nowhere.save(&state()).is_err());
-        assert!(matches!(StateFile::at(folder.path().to_owned()).load(), StateLoad::Unreadable(_)));
+        for other in [folder.path(), Path::new("/dev/null")] {
+            assert!(matches!(StateFile::at(other.to_owned()).load(), StateLoad::Unreadable(_)), "{}", other.display());
+        }
     }
 
     #[test]

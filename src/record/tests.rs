@@ -1192,7 +1192,7 @@ fn any_finished() -> impl Strategy<Value = RequestRecord> {
                 model: model.map(Arc::from),
                 length,
                 timeline: timeline.map(whole),
-                ..finished(Verdict { outcome, ttft, tpot, itl: None, e2e: None })
+                ..finished(Verdict { ttft, tpot, ..Verdict::bare(outcome) })
             }
         })
 }

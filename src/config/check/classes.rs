@@ -87,6 +87,7 @@ impl Checker<'_> {
                 .default_output_tokens
                 .as_ref()
                 .map(|at| Tokens(self.count(Some(at), 1, 1..=u64::from(u32::MAX)))),
+            of_class: None,
         }
     }
 

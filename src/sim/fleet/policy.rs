@@ -436,7 +436,7 @@ impl PoolScheduler {
         let (prefill, bytes) = match arrival.shown {
             PromptLength::Tokens(tokens) => (Tokens(tokens), None),
             PromptLength::Bytes(bytes) => {
-                let per_token = self.ratios.of(Some(MODEL)).bytes_per_token();
+                let per_token = self.ratios.of(Some(MODEL)).bytes_per_token(ALL);
                 (text(bytes).tokens(per_token), Some(bytes))
             }
         };
@@ -519,7 +519,7 @@ impl PoolScheduler {
         if let (Some(bytes), Some(_)) = (hold.bytes, answer) {
             let known = self.ratios.of(Some(MODEL));
             let learned = self.ratios.of_answer(&known, Some(MODEL), true);
-            learned.expect("the settings name the model").prompt(text(bytes), used.input);
+            learned.expect("the settings name the model").prompt(ALL, text(bytes), used.input);
         }
         match (hold.work, answer) {
             (Some(work), Some(answer)) => work.learned(&sample(answer, hold.dispatched), at),
@@ -695,6 +695,8 @@ const SCRAPE_EVERY: Duration = Duration::from_secs(2);
 
 /// The model served by all engines.
 const MODEL: &str = "sim";
+/// Lengths are learned for all tenants together.
+const ALL: &str = "all";
 
 /// A prompt of this many bytes of text.
 fn text(bytes: u64) -> PromptSize {
