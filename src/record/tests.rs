@@ -943,6 +943,86 @@ async fn c113_no_label_or_name_means_something_else_to_prometheus() {
     }
 }
 
+/// C113: labels that a scrape attaches to every series; one of ours by such a name would be renamed to
+/// `exported_..`, and alerts on it would be empty.
+#[tokio::test(start_paused = true)]
+async fn c113_no_label_is_one_that_a_scrape_attaches() {
+    let attached = ["job", "instance", "namespace", "pod", "container", "service", "node", "endpoint", "cluster"];
+    let page = [include_str!("golden.prom"), &served().page(Format::Text)].concat();
+    for (name, labels) in label_names(&page) {
+        for label in labels {
+            let is_reserved = label.starts_with("__") || label.starts_with("exported_");
+            assert!(!is_reserved && !attached.contains(&label.as_str()), "{name}: {label}");
+        }
+    }
+}
+
+/// C113: names under which a family exposes samples. What another one has, too, is a second meaning.
+fn exposed_names(family: &str, kind: &str) -> Vec<String> {
+    let ends: &[&str] = match kind {
+        "counter" => &["_total", "_created"],
+        "histogram" => &["_bucket", "_sum", "_count", "_created"],
+        "info" => &["_info"],
+        _ => &[""],
+    };
+    ends.iter().map(|end| format!("{family}{end}")).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn c113_no_two_families_expose_one_name_in_openmetrics() {
+    let recorder = served();
+    recorder.keep_counts(StateLoad::Absent);
+    let page = recorder.page(Format::OpenMetrics);
+    let mut owners: BTreeMap<String, String> = BTreeMap::new();
+    let families = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    for (family, kind) in families {
+        assert_ne!(kind, "unknown", "{family}");
+        for name in exposed_names(family, kind) {
+            if let Some(other) = owners.insert(name.clone(), family.to_owned()) {
+                panic!("{name} is of {other} and of {family}");
+            }
+        }
+    }
+    for sample in page.lines().filter(|line| !line.starts_with('#')) {
+        let name = sample.split(['{', ' ']).next().unwrap();
+        assert!(owners.contains_key(name), "a sample of no family: {sample}");
+    }
+}
+
+/// C113: to Prometheus an empty label is one that is not there, and a series that comes twice spoils the
+/// whole scrape, whatever labels the settings leave out.
+#[tokio::test(start_paused = true)]
+async fn c113_no_series_comes_twice_and_no_label_is_empty_whatever_is_left_out() {
+    use RequestLabel::{Length, Model, Pool, Tenant};
+    for dropped in [&[][..], &[Length], &[Model], &[Pool], &[Tenant], &[Length, Model, Pool, Tenant]] {
+        let recorder = Recorder::new(Clock::start(), None);
+        recorder.bind(&labelled(dropped, true));
+        for outcome in [Outcome::Met, Outcome::Excluded(Excluded::Unauthorized)] {
+            for (class, tenant, pool) in [(true, true, true), (true, false, false), (false, false, false)] {
+                let record = finished(Verdict::bare(outcome));
+                recorder.note(RequestRecord {
+                    timeline: pool.then(answer),
+                    class: record.class.clone().filter(|_| class),
+                    tenant: record.tenant.clone().filter(|_| tenant),
+                    pool: record.pool.clone().filter(|_| pool),
+                    ..record
+                });
+            }
+        }
+        for format in [Format::Text, Format::OpenMetrics] {
+            let page = recorder.page(format);
+            let mut seen = BTreeSet::new();
+            for sample in page.lines().filter(|line| !line.starts_with('#')) {
+                // An exemplar stands behind the value.
+                let sample = sample.split(" # ").next().unwrap();
+                let series = sample.rsplit_once(' ').unwrap().0;
+                assert!(seen.insert(series.to_owned()), "twice without {dropped:?}: {series}");
+                assert!(!series.contains("=\"\""), "an empty label without {dropped:?}: {series}");
+            }
+        }
+    }
+}
+
 /// A shape with these label settings.
 fn labelled(dropped: &[RequestLabel], histograms_by_model: bool) -> SeriesShape {
     let labels = MetricLabels { dropped: dropped.to_vec(), histograms_by_model, ..MetricLabels::default() };

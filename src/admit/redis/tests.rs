@@ -513,6 +513,50 @@ fn c114_what_has_flown_off_since_is_not_owed() {
     assert!((499..=501).contains(&spent), "ten a second flow off: {spent}");
 }
 
+/// The books of one tenant alone are gone (evicted, deleted), so that no connection breaks and no greeting
+/// is missing: the gateway that knows of them is held to them and tells them with its next call.
+#[test]
+fn c114_books_of_one_tenant_that_were_evicted_are_told_with_the_next_call() {
+    let limits = limits(1, 3000, 1000);
+    let (mut store, mut all_leases) = (PlainStore::default(), all_leases(&limits, 2));
+    for _ in 0..27 {
+        used_up(&mut all_leases[0], &mut store, 100, Tick::ZERO).unwrap();
+    }
+    look(&mut all_leases[0], &mut store, true, Tick::ZERO);
+    assert_eq!(store.spent("all/tokens_per_minute"), 2700);
+    store = emptied(&store);
+    // One that has not heard of them begins new ones.
+    let let_in = (0..20).filter(|_| used_up(&mut all_leases[1], &mut store, 100, Tick::ZERO).is_ok()).count() as u64;
+    assert_eq!(let_in, 20);
+    look(&mut all_leases[1], &mut store, true, Tick::ZERO);
+    // Behind what either remembers of an answer; a token a minute flows off.
+    let later = Tick::from_millis(5000);
+    assert!(used_up(&mut all_leases[0], &mut store, 400, later).is_err(), "2700 of 3000 and 2000 besides");
+    let spent = store.spent("all/tokens_per_minute");
+    assert!((4699..=4700).contains(&spent), "all of it is debt: {spent}");
+    assert!(used_up(&mut all_leases[1], &mut store, 100, later).is_err());
+    look(&mut all_leases[0], &mut store, true, later);
+    assert_eq!(store.spent("all/tokens_per_minute"), spent, "told once");
+}
+
+/// A call that was sent to the old books is answered by new ones.
+#[test]
+fn c114_a_loss_between_a_call_and_its_answer_is_told_by_that_call() {
+    let limits = limits(1, 3000, 1000);
+    let (mut store, mut all_leases) = (PlainStore::default(), all_leases(&limits, 2));
+    for _ in 0..27 {
+        used_up(&mut all_leases[0], &mut store, 100, Tick::ZERO).unwrap();
+    }
+    look(&mut all_leases[0], &mut store, true, Tick::ZERO);
+    let want = LeaseRequest { model: "other".into(), wanted: wanted(0, 400) };
+    let sent = all_leases[0].call(want, std::iter::empty(), &[], Tick::ZERO);
+    store = emptied(&store);
+    let answer = store.answer(&sent.call, Tick::ZERO);
+    assert!(!answer.granted && store.spent("all/tokens_per_minute") == 2700);
+    assert!(all_leases[0].answered(sent, &answer, Tick::ZERO).unwrap().is_err());
+    assert!(used_up(&mut all_leases[1], &mut store, 400, Tick::ZERO).is_err(), "others are held to it at once");
+}
+
 proptest! {
     /// Whatever a store forgets and whichever gateway is used: it finally has at least what was used, possibly
     /// more, because a gateway does not know what others returned after its last call.

@@ -281,6 +281,33 @@ async fn c47_an_answer_dropped_midway_closes_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_that_waits_for_its_engine_holds_no_read_buffer() {
+    let mut bench = Bench::new();
+    let line = bench.take().await;
+    let mut engine = bench.engine.accept().await;
+    let sent = tokio::spawn(line.send(request(&[b"{}"])));
+    read_request(&mut engine).await;
+    engine.write_all(STREAM).await.unwrap();
+    let mut body = sent.await.unwrap().unwrap().body;
+    let held = |body: &UpstreamBody| body.line.as_ref().unwrap().wire.buffer.capacity();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    // Its bytes are in the client's hands, so that they cannot become the room of what comes next.
+    assert!(poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx).is_pending())).await);
+    assert_eq!(held(&body), 0);
+    engine.write_all(b"3\r\nyou").await.unwrap();
+    let second = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!((&first[..], &second[..]), (&b"hello"[..], &b"you"[..]));
+    drop((first, second));
+    engine.write_all(b"\r").await.unwrap();
+    assert!(poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx).is_pending())).await);
+    assert_eq!(held(&body), 0, "between events, too");
+    engine.write_all(b"\n0\r\n\r\n").await.unwrap();
+    assert!(body.frame().await.is_none());
+    settle().await;
+    assert_eq!(bench.idle(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_answer_before_the_request_was_read_is_passed_on_and_the_line_is_not_used_again() {
     let mut bench = Bench::new();
     let line = bench.take().await;
