@@ -12,7 +12,7 @@ use super::{LONGEST, LONGEST_WISH, SharedView, plain};
 use crate::route::DrainError;
 use crate::types::{EngineId, PoolId};
 
-/// What an operator wants of an engine.
+/// An operator's order for an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainOrder {
     /// Its pool.

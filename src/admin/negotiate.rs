@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use http::header::{ACCEPT, ACCEPT_ENCODING};
 
-/// Prometheus text, version 0.0.4: what is sent unless asked otherwise.
+/// Prometheus text, version 0.0.4: the default format.
 pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// OpenMetrics text, version 1.0.0.

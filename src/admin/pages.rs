@@ -38,7 +38,7 @@ pub(super) struct MetricsPages {
     gone: Arc<Notify>,
 }
 
-/// A page that somebody reads.
+/// A page that a client is reading.
 #[derive(Default)]
 struct KeptPage(Lock<Option<Vec<u8>>>);
 
@@ -86,7 +86,7 @@ impl MetricsPages {
     }
 }
 
-/// The page in gzip, at its quickest: series repeat themselves so much that a twentieth is left.
+/// Compresses the page at the fastest level; series are so repetitive that a twentieth remains.
 fn gzipped(page: &str) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     let written = encoder.write_all(page.as_bytes()).and_then(|()| encoder.finish());

@@ -29,10 +29,10 @@ const USUAL_WINDOW: Duration = Duration::from_secs(28 * 24 * 60 * 60);
 /// The shortest long and short window: below it a few scrapes would decide.
 const SHORTEST: (Duration, Duration) = (Duration::from_secs(10 * 60), Duration::from_secs(2 * 60));
 
-/// Where the fast page needs longer than this in a full outage, the outage tier comes before it.
+/// If the fast page needs longer than this in a full outage, the outage tier comes before it.
 const SLOW_TO_PAGE: Duration = Duration::from_secs(10 * 60);
 
-/// The lowest burn rate that is worth anybody's attention.
+/// The lowest burn rate worth an alert.
 const FLOOR: f64 = 1.5;
 
 /// How urgent a burn is.

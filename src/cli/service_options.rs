@@ -94,7 +94,7 @@ impl PromiseArgs {
             Some(name) => {
                 let names = PRESETS.map(|preset| preset.name).join(", ");
                 let preset = Preset::find(name);
-                Ok(preset.with_context(|| format!("--preset {name}: there is none; there are {names}"))?.objectives())
+                Ok(preset.with_context(|| format!("--preset {name} does not exist; presets are {names}"))?.objectives())
             }
             None => self.thresholds(),
         }
@@ -136,7 +136,7 @@ impl PromiseArgs {
             ..Objectives::default()
         };
         if objectives.is_empty() {
-            bail!("nothing is promised: give --ttft, --tpot, --itl or --e2e, a --preset, or -c FILE --class NAME");
+            bail!("no objectives: give --ttft, --tpot, --itl or --e2e, a --preset, or -c FILE --class NAME");
         }
         Ok(objectives)
     }
@@ -155,7 +155,7 @@ impl EndpointArgs {
         let mut headers = HeaderMap::new();
         for header in &self.headers {
             let (name, value) = header.split_once(':').with_context(|| "--header: write NAME: VALUE".to_owned())?;
-            let name: HeaderName = name.trim().parse().context("--header: the name is none")?;
+            let name: HeaderName = name.trim().parse().context("--header: invalid name")?;
             let mut value: HeaderValue =
                 value.trim().parse().with_context(|| format!("--header: the value of {name} cannot be sent"))?;
             value.set_sensitive(true);
@@ -166,7 +166,7 @@ impl EndpointArgs {
                 .with_context(|| format!("--api-key-file: cannot read {}", file.display()))?;
             let value = HeaderValue::from_str(&format!("Bearer {}", key.trim()));
             let mut value =
-                value.with_context(|| format!("--api-key-file: {} holds no key that can be sent", file.display()))?;
+                value.with_context(|| format!("--api-key-file: {} contains no valid key", file.display()))?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -182,7 +182,7 @@ impl EndpointArgs {
         let endpoint = ApiPath::relayed(self.path.trim_end_matches('/'))
             .filter(|endpoint| endpoint.dialect().generates() || endpoint.path() == "/v1/embeddings");
         endpoint.with_context(|| {
-            format!("--path {}: no load is made for this path; use /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages or /v1/embeddings", self.path)
+            format!("--path {}: unsupported path; use /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages or /v1/embeddings", self.path)
         })
     }
 
@@ -192,9 +192,9 @@ impl EndpointArgs {
     /// They are no JSON object.
     pub fn extra(&self) -> anyhow::Result<Map<String, Value>> {
         let Some(text) = &self.extra_body else { return Ok(Map::new()) };
-        match serde_json::from_str(text).context("--extra-body is no JSON")? {
+        match serde_json::from_str(text).context("--extra-body is not JSON")? {
             Value::Object(map) => Ok(map),
-            _ => bail!("--extra-body is no JSON object; write {{\"temperature\": 0}} or the like"),
+            _ => bail!("--extra-body is not a JSON object such as {{\"temperature\": 0}}"),
         }
     }
 }
@@ -217,9 +217,9 @@ fn roots_of(file: &Path) -> anyhow::Result<Roots> {
     let shown = file.display();
     let all = CertificateDer::pem_file_iter(file).with_context(|| format!("--ca-file: cannot read {shown}"))?;
     let all: Result<Vec<_>, _> = all.collect();
-    let all = all.with_context(|| format!("--ca-file: {shown} is no PEM file"))?;
+    let all = all.with_context(|| format!("--ca-file: {shown} is not a PEM file"))?;
     if all.is_empty() {
-        bail!("--ca-file: {shown} holds no certificate");
+        bail!("--ca-file: {shown} contains no certificate");
     }
     Ok(all.into())
 }

@@ -9,11 +9,11 @@ use crate::load::probe::{ProbeError, ServiceProbe};
 /// # Errors
 /// It has none or several, or does not answer.
 pub(super) async fn only_model(probe: &ServiceProbe) -> anyhow::Result<String> {
-    let models = probe.models().await.map_err(explained).context("which model? --model names it")?;
+    let models = probe.models().await.map_err(explained).context("no model was chosen, and the list of models cannot be read; give --model")?;
     match &models[..] {
         [only] => Ok(only.clone()),
-        [] => anyhow::bail!("the service lists no model; name one by --model"),
-        several => anyhow::bail!("the service lists several models; choose one by --model: {}", several.join(", ")),
+        [] => anyhow::bail!("the service lists no model; give --model"),
+        several => anyhow::bail!("the service lists several models; give --model with one of: {}", several.join(", ")),
     }
 }
 

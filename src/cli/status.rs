@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::service::standings;
+use super::class_status::standings;
 use crate::admin::status::{
     AttemptStatus, ClassStatus, EngineHourStatus, EngineStatus, GatewayStatus, HistoryStatus, LimitUse, MissStatus,
     ObjectiveStatus, PoolStatus, ReasonCount, TenantStatus,

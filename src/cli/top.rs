@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_gateway_that_has_just_started_tells_is_shown_too() {
+    fn a_gateway_that_has_just_started_is_shown_too() {
         let page = page(&GatewayStatus::default(), usize::MAX);
         assert!(page.contains("not ready") && page.contains("0.0 judged/s"), "{page}");
     }
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_it_asks_comes_from_the_line_or_from_a_settings_file() {
+    fn the_address_comes_from_the_command_line_or_a_settings_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);

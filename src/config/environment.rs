@@ -1,4 +1,4 @@
-//! What settings may refer to: environment variables, and files.
+//! Environment of the settings: variables and files that they refer to.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

@@ -10,6 +10,7 @@
 mod check;
 mod environment;
 mod problem;
+mod reference;
 mod scalar;
 mod schema;
 mod spanned_yaml;
@@ -80,7 +81,7 @@ pub struct Settings {
     pub tenants: TenantTable,
     /// Number of gateways that share the engines.
     pub replicas: u32,
-    /// Where limits' balances are kept.
+    /// Store of the limits' balances.
     pub limits_store: LimitsStore,
     /// Destination of the access log.
     pub access_log: AccessLog,
@@ -92,7 +93,7 @@ pub struct Settings {
     pub prometheus: Option<PrometheusSettings>,
     /// Where spans go, if anywhere.
     pub otlp: Option<OtlpSettings>,
-    /// By which labels the metrics of requests are told apart.
+    /// Labels of the request metrics.
     pub labels: MetricLabels,
     /// Hash of the file and every file it refers to.
     pub hash: [u8; 32],
@@ -130,7 +131,7 @@ pub struct TenantSettings {
     pub classes: Option<Vec<ClassId>>,
     /// Its limits.
     pub limits: Limits,
-    /// What happens to requests beyond them.
+    /// Treatment of requests beyond the limits.
     pub when_over_limit: OverLimit,
 }
 
@@ -281,11 +282,20 @@ fn nothing_there() -> Problem {
 /// The JSON Schema of the file, for editors.
 #[must_use]
 pub fn schema() -> serde_json::Value {
+    let mut schema = schema_with_links();
+    reference::remove_links(&mut schema);
+    schema
+}
+
+/// The JSON Schema with descriptions in Markdown, as the key tables need them.
+fn schema_with_links() -> serde_json::Value {
     let generator = schemars::generate::SchemaSettings::draft2020_12().into_generator();
     let mut schema = generator.into_root_schema_for::<schema::Root>();
     schema.insert("title".to_owned(), "goodput settings".into());
     schema.to_value()
 }
+
+pub use reference::{FillError, fill, tables};
 
 /// Hash of a file's text and the files it refers to; unreadable ones count too.
 fn fingerprint(of_text: blake3::Hash, files: &[PathBuf], surroundings: &dyn Environment) -> [u8; 32] {

@@ -210,8 +210,7 @@ pub fn watch(source: SettingsFile, current: &Settings, every: Duration) -> (Watc
 }
 
 impl Watcher {
-    /// Watches, and reports every reload; `told` applies it. Ends when the last [`Reloader`] is
-    /// dropped.
+    /// Watches and reports every reload; `told` applies it. Ends when the last [`Reloader`] is dropped.
     pub async fn run<F>(mut self, mut told: impl FnMut(Reload) -> F)
     where
         F: Future<Output = Result<RestartKeys, LoadError>>,
@@ -453,7 +452,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_bad_file_is_told_once_and_a_good_one_after_it_is_taken() {
+    async fn an_invalid_file_is_reported_once_and_a_valid_one_after_it_is_applied() {
         let mut bench = bench();
         bench.desk.write("g.yaml", "slo_classes: [\n");
         looks(4).await;
@@ -478,7 +477,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn settings_that_wait_for_a_file_are_taken_when_it_comes() {
+    async fn settings_that_need_a_missing_file_load_when_it_appears() {
         let made = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
         let mut bench = bench();
         let named = settings("b").replace("keys_file: keys", "keys_file: new.keys");
@@ -500,7 +499,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_asks_is_answered_after_the_settings_are_handed_over() {
+    async fn a_reload_request_is_answered_after_the_settings_were_applied() {
         let mut bench = bench();
         bench.desk.write("g.yaml", settings("b"));
         assert_eq!(bench.reloader.reload().await, Ok(vec![]));
@@ -514,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn why_settings_did_not_load_is_told_with_the_name_of_the_file() {
+    fn load_errors_name_the_file() {
         let desk = FakeFiles::default();
         desk.write("g.yaml", "slo_classes: []\ndefault_class: x\n");
         let source = SettingsFile::of("g.yaml", Arc::new(desk.clone()));
@@ -531,7 +530,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_watcher_ends_with_the_last_who_could_ask() {
+    async fn the_watcher_ends_with_its_last_reloader() {
         let ReloadBench { reloader, mut heard, .. } = bench();
         drop(reloader);
         assert_eq!(heard.recv().await, None);

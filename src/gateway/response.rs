@@ -108,7 +108,7 @@ impl RelayContext {
         relay.begins_with(head, own);
         if let Some(case) = active.case_mut() {
             case.credential_forwarded = place.credential == EngineCredential::Client;
-            case.is_away = place.is_away;
+            case.served_by_fallback_pool = place.is_away;
         }
         let unproven = unproven.then_some(injection);
         let completion = Completion { context: self, active, place, attempts, work, unproven, has_failed };

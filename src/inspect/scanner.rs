@@ -40,7 +40,7 @@ impl Scanner {
         Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: FactsSink::new(endpoint) })
     }
 
-    /// The hashes of the prompt's blocks have this key; one that is the same everywhere otherwise.
+    /// Sets the key of the block hashes; the default is a fixed key.
     pub fn has_key(&mut self, key: BlockKey) {
         self.reader.prefix.chain.has_key(key);
     }
@@ -118,10 +118,9 @@ struct FactsSink {
     /// Depth of the outermost object in a prompt, and of a call's arguments inside it.
     object_at: Option<usize>,
     arguments_at: Option<usize>,
-    /// An object that stands for something other than text: how deep it stands, and the key by which it
-    /// names one that was stored.
+    /// Depth of an object that is not text, and the key under which it may name a stored object.
     reference: Option<(usize, &'static [u8])>,
-    /// What the present object in a prompt has said of itself.
+    /// State of the current object in a prompt.
     object: Described,
     /// Offset of a schema that is counted by its raw bytes.
     schema_at: Option<usize>,
@@ -135,8 +134,8 @@ struct FactsSink {
     scalar_at: usize,
     kept: BoundedValue,
     prefix: PromptPrefix,
-    /// Decoded prompts of a completion, and where each ends. Kept until the body is complete, because
-    /// `echo` may follow `prompt`.
+    /// Decoded prompts of a completion, and their ends. Kept until the body is complete, because `echo` may
+    /// follow `prompt`.
     prompts: Vec<u8>,
     prompt_ends: Vec<usize>,
     /// The current text is one of those prompts.
@@ -145,8 +144,8 @@ struct FactsSink {
     efforts: [Option<Reasoning>; 3],
 }
 
-/// State of an object in a prompt. Whether the bytes under its `data` are text depends on its `type`,
-/// which may stand anywhere in it.
+/// State of an object in a prompt. The bytes under its `data` may be text or not, depending on its `type`,
+/// which may come later.
 #[derive(Clone, Copy, Debug, Default)]
 struct Described {
     /// Depth of its members.
@@ -159,7 +158,7 @@ struct Described {
 /// The key before a value inside a top-level member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Inner {
-    /// None: an array element.
+    /// No key: an array element.
     Element,
     IncludeUsage,
     ContinuousUsage,
@@ -176,9 +175,9 @@ enum Inner {
     Media,
     /// The name of a stored file, unless `null`.
     Stored,
-    /// The same: an object in which under this key such a name may stand.
+    /// An object that may contain such a name under this key.
     Reference(&'static [u8]),
-    /// The model reads what stands here; or it counts as if it did.
+    /// Text read by the model, or counted like it.
     Text,
     Said,
     /// Arguments of a tool call, also read by the model.
@@ -389,7 +388,7 @@ impl FactsSink {
                 match name {
                     b"enable_thinking" => Inner::Thinks("enable_thinking"),
                     b"thinking" => Inner::Thinks("thinking"),
-                    // What a template is told may be in what it writes.
+                    // Arguments of a chat template may appear in its output.
                     _ => Inner::Schema,
                 }
             }
@@ -534,7 +533,7 @@ impl FactsSink {
         is_prompt && (depth < 2 || depth == 2 && matches!(self.inner, Inner::Element))
     }
 
-    /// Use of a string or number, and how many bytes of it are needed.
+    /// Use of a string or number, and the number of bytes needed of it.
     fn purpose_of(&self, what: Scalar, depth: usize) -> (Purpose, usize) {
         let is_string = what == Scalar::String;
         match self.member {
@@ -573,7 +572,7 @@ impl FactsSink {
         }
     }
 
-    /// Begins a string or number that is not a key. Returns how many bytes of it are needed.
+    /// Begins a string or number that is not a key. Returns the number of bytes needed of it.
     fn scalar_begins(&mut self, what: Scalar, at: usize, depth: usize) -> usize {
         self.scalar_at = at;
         match depth {

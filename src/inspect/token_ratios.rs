@@ -3,11 +3,11 @@
 //! Bytes per token is the quotient of two decaying sums, so that long prompts weigh more than short
 //! ones and old reports fade. One prompt weighs at most [`HEAVIEST`] tokens.
 //!
-//! Of a multipart form (sound) the bytes per input token are learned in the same way, to be charged
-//! where the engine tells no usage.
+//! For multipart forms (audio) the bytes per input token are learned in the same way, and charged if the engine
+//! reports no usage.
 //!
-//! Tokens per event decides verdicts, so it errs against the service: it is what four of five of
-//! the last answers reached, not their mean, and one odd answer moves it nowhere.
+//! Tokens per event enters verdicts, so it errs against the service: four of five of the last responses reached
+//! it. It is not their mean, and one odd response does not move it.
 //!
 //! Reports beyond plausible bounds are ignored.
 
@@ -26,7 +26,7 @@ const BYTES_PER_TOKEN: f64 = 3.8;
 const BYTES_BOUNDS: (f64, f64) = (0.5, 64.0);
 /// The same of a form: text in it is shorter, and plain sound longer.
 const FORM_BOUNDS: (f64, f64) = (1.0, 100_000.0);
-/// More tokens than this in an event are no event but an answer.
+/// Most tokens per event; a larger value is a whole response in one event.
 const MOST_PER_EVENT: f64 = 64.0;
 /// Shorter responses are ignored, because their first and last events carry buffered tokens.
 const FEWEST_EVENTS: u64 = 8;
@@ -47,7 +47,7 @@ const NAMES: usize = 4096;
 /// Longer names are ignored.
 const LONGEST_NAME: usize = 256;
 
-/// What usage reports have taught, by model. Shared, and kept across reloads.
+/// Ratios learned from usage reports, by model. Shared, and kept across reloads.
 #[derive(Debug, Default)]
 pub struct Ratios {
     models: DashMap<Box<str>, Arc<Learned>, ahash::RandomState>,
@@ -82,8 +82,8 @@ impl Ratios {
         ModelRatios(self.models.get(name).map(|learned| Arc::clone(&learned)))
     }
 
-    /// Where to record what a response of this model teaches. `is_named` means that the settings name the
-    /// model literally. `None` if too many other names are known.
+    /// The ratios to update from a response of this model. `is_named` means that the settings name the model
+    /// literally. `None` if too many other names are known.
     #[must_use]
     pub fn of_answer(&self, known: &ModelRatios, model: Option<&str>, is_named: bool) -> Option<Arc<Learned>> {
         if known.0.is_some() {
@@ -110,7 +110,7 @@ impl ModelRatios {
         self.0.as_ref().map_or(BYTES_PER_TOKEN, |learned| learned.prompts.lock().within(BYTES_BOUNDS))
     }
 
-    /// Input tokens that a form of so many bytes likely has: none until learned.
+    /// Expected input tokens of a form of this size: 0 until learned.
     #[must_use]
     pub fn form_tokens(&self, bytes: u64) -> Tokens {
         let Some(learned) = self.0.as_ref().filter(|_| bytes > 0) else { return Tokens::ZERO };
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_engines_report_becomes_the_ratio_of_that_model_only() {
+    fn reported_usage_changes_the_ratio_of_that_model_only() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
         for _ in 0..150 {
             ratios.learn_prompt("m", text(2000), Tokens(1000));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_form_costs_is_learned_from_forms() {
+    fn the_cost_of_a_form_is_learned_from_forms() {
         let ratios = Ratios::new();
         let form = |form_bytes| PromptSize { form_bytes, ..PromptSize::default() };
         let tokens = |bytes| ratios.of(Some("m")).form_tokens(bytes).0;
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_a_few_lumps_teaches_nothing() {
+    fn a_response_in_a_few_batches_is_not_learned_from() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
         (0..1000).for_each(|_| ratios.learn_events(&engine, "m", 7, Tokens(120)));
         assert_eq!(ratios.tokens_per_event(&engine, "m"), 1.0);
@@ -305,7 +305,7 @@ mod tests {
 
     /// One response in four of an odd kind does not count for the others.
     #[test]
-    fn tokens_per_event_are_those_that_most_answers_reach() {
+    fn tokens_per_event_are_reached_by_most_responses() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
         for round in 0..1000 {
             ratios.learn_events(&engine, "m", 20, Tokens(if round % 4 == 0 { 20 } else { 1000 }));
@@ -354,7 +354,7 @@ mod tests {
         /// One response makes a later stream look at most as long as two or more of the last five
         /// justify.
         #[test]
-        fn no_answer_by_itself_does_anything_for_the_service(
+        fn no_single_response_improves_the_ratio(
             reports in proptest::collection::vec((8u64..200, 1u64..2_000), 0..100),
         ) {
             let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));

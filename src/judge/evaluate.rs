@@ -3,54 +3,13 @@
 use std::time::Duration;
 
 use crate::observe::{ClientLimited, Ending, Timeline};
-use crate::types::{Dialect, Tick, Tokens};
+use crate::types::Tick;
 
+use super::context::JudgeContext;
 use super::fault::{fault, not_judged};
 use super::objectives::{Objective, Objectives};
 use super::outcome::{Excluded, Missed, Outcome};
 use super::progress::{Progress, is_broken_at, itl_breaks, tpot_breaks, ttft_breaks, whole_deadline};
-
-/// What the gateway knows about a request beside its timeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JudgeContext {
-    /// Wire format of request and response.
-    pub dialect: Dialect,
-    /// Whether the path generates, or the settings list it under `judged_paths`.
-    pub judged_path: bool,
-    /// The largest output cap that the request states, per choice.
-    pub stated_cap: Option<Tokens>,
-    /// Whether the gateway lowered or inserted the output cap.
-    pub cap_lowered: bool,
-    /// Whether it is served beyond the tenant's own limit.
-    pub over_limit: bool,
-    /// Whether the client's own credential was forwarded to the engine.
-    pub credential_forwarded: bool,
-    /// Whether only a pattern of the routes matches the model and no engine of the pool has served it on
-    /// this path since start: an engine's 404 then means that the model does not exist.
-    pub model_unknown_to_pool: bool,
-    /// Whether the request names something stored on an engine, which a 404 may say does not exist.
-    pub names_stored: bool,
-    /// Whether a fallback pool answered because the request's own pool had no room.
-    pub is_away: bool,
-}
-
-impl JudgeContext {
-    /// The defaults: a judged path, nothing stated, nothing changed.
-    #[must_use]
-    pub const fn of(dialect: Dialect) -> Self {
-        JudgeContext {
-            dialect,
-            judged_path: dialect.generates(),
-            stated_cap: None,
-            cap_lowered: false,
-            over_limit: false,
-            credential_forwarded: false,
-            model_unknown_to_pool: false,
-            names_stored: false,
-            is_away: false,
-        }
-    }
-}
 
 /// State of one objective on one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,11 +29,11 @@ pub struct Verdict {
     pub outcome: Outcome,
     /// TTFT; `None` if the class has no such objective.
     pub ttft: Option<ObjectiveState>,
-    /// TPOT, likewise.
+    /// State of TPOT.
     pub tpot: Option<ObjectiveState>,
-    /// ITL, likewise.
+    /// State of ITL.
     pub itl: Option<ObjectiveState>,
-    /// E2E, likewise; includes an applied derived budget.
+    /// State of E2E, or of the derived budget if it applies.
     pub e2e: Option<ObjectiveState>,
 }
 

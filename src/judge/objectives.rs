@@ -61,7 +61,7 @@ pub struct Assumption {
     pub output_tokens: Option<Quantiles>,
 }
 
-/// The objectives of a class, and how it is judged.
+/// Objectives of a class, and its rules of judging.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Objectives {
     /// Time to first token.
@@ -111,7 +111,7 @@ impl Default for Objectives {
 }
 
 impl Objectives {
-    /// Expected output where neither the request nor its class says anything.
+    /// Expected output if neither the request nor its class states one.
     pub const FALLBACK_OUTPUT: Tokens = Tokens(1024);
 
     /// Whether the class has no objectives.
@@ -137,8 +137,8 @@ impl Objectives {
         self.e2e.map(|objective| objective.threshold).or_else(|| self.derived_budget(n))
     }
 
-    /// The longest time from start after which a request can still keep its promise: to the first token, or
-    /// to the end at the expected length.
+    /// Longest time from start after which a request can still meet its objectives: to the first token, or to
+    /// the end at the expected length.
     #[must_use]
     pub fn longest(&self) -> Option<Duration> {
         let ttft = self.ttft.map(|objective| objective.threshold);

@@ -15,7 +15,7 @@ use super::series::{EngineSeries, Map};
 use crate::judge::Outcome;
 use crate::types::{EngineId, PoolId, Tick};
 
-/// What one engine's judged requests came to over the last hour.
+/// Results of one engine's judged requests over the last hour.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineHour {
     /// Requests met and judged.
@@ -48,7 +48,7 @@ struct EngineCounts {
 }
 
 impl EngineStats {
-    /// Whether the settings ask for series by engine. Without them what was counted is gone.
+    /// Enables or disables series by engine. Disabling deletes the counts.
     pub(super) fn set_series(&self, metrics: &Metrics, has_series: bool) {
         self.has_series.store(has_series, Ordering::Relaxed);
         if !has_series {

@@ -117,7 +117,7 @@ pub(super) struct DurationHistogram {
     exemplars: Option<HistogramWithExemplars<ExemplarLabels>>,
 }
 
-/// What leads from a bucket to a trace.
+/// Labels of an exemplar, which link a bucket to a trace.
 type ExemplarLabels = Vec<(&'static str, String)>;
 
 #[derive(Debug)]

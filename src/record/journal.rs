@@ -31,7 +31,7 @@ pub struct JournalHeader {
     pub opened_unix_ns: u64,
     /// Tells keys apart: hashes of two files compare only where this is the same.
     pub hash_key_id: String,
-    /// Where the key comes from.
+    /// Source of the key.
     pub hash_key: KeySource,
     /// [`PREFIX_BLOCK_BYTES`].
     pub prefix_block_bytes: u32,
@@ -152,7 +152,7 @@ pub struct JournalLine {
     pub refusal: Option<String>,
 }
 
-/// Where a [`HashKey`] comes from.
+/// Source of a [`HashKey`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeySource {
@@ -179,7 +179,7 @@ impl std::fmt::Debug for HashKey {
 const CONTEXT: &str = "goodput journal, hashes of tenants and prompt prefixes, v1";
 
 impl HashKey {
-    /// The key that a secret of any length stands for.
+    /// Derives the key from a secret of any length.
     #[must_use]
     pub fn from_secret(secret: &[u8]) -> Self {
         HashKey { key: blake3::derive_key(CONTEXT, secret), source: KeySource::File }
@@ -191,7 +191,7 @@ impl HashKey {
         HashKey { key, source: KeySource::Process }
     }
 
-    /// Where it comes from.
+    /// Its source.
     #[must_use]
     pub fn source(&self) -> KeySource {
         self.source

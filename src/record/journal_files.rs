@@ -1,7 +1,7 @@
-//! The files of a journal: the one that is written, and rotated ones beside it.
+//! Files of a journal: the current one, and rotated ones beside it.
 //!
-//! Blocking, for a thread that may be kept busy. The path of the settings is always the file that
-//! is written; a rotated one has the moment of its rotation behind its name, `.gz` behind that.
+//! Blocking, for a dedicated thread. The path of the settings is always the current file; a rotated file has
+//! the time of its rotation appended, and `.gz`.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -36,7 +36,7 @@ struct OpenJournal {
     lines: u64,
     /// A write that failed has left half a line.
     is_torn: bool,
-    /// Device and inode: where another file has the name meanwhile, this one was moved away.
+    /// Device and inode: a different file under the name means that this one was moved.
     identity: (u64, u64),
 }
 
@@ -47,13 +47,13 @@ pub(super) struct JournalTurn {
     pub(super) wall: Duration,
     /// For a file that is opened.
     pub(super) header: JournalHeader,
-    /// A file of so many bytes is rotated.
+    /// Size at which a file is rotated, bytes.
     pub(super) max_size: u64,
     /// The open file is rotated for its age.
     pub(super) is_old: bool,
 }
 
-/// What came of one write.
+/// Result of one write.
 #[derive(Debug, Default)]
 pub(super) struct JournalWritten {
     /// The lines are in the file: all of them, or none.
@@ -223,7 +223,7 @@ fn identity_of(meta: &fs::Metadata) -> (u64, u64) {
     (meta.dev(), meta.ino())
 }
 
-/// Where a file system knows no locks there is nothing to be held by.
+/// File systems without locks are accepted.
 fn lock(file: &File) -> io::Result<()> {
     match file.try_lock() {
         Ok(()) => Ok(()),
@@ -255,10 +255,9 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Compresses rotated files, if they are to be, and removes the oldest beyond `keep`.
+/// Compresses rotated files if configured, and deletes the oldest beyond `keep`.
 ///
-/// # Errors
-/// The first that the system told; the rest is done all the same.
+/// # Errors The first error; the remaining files are processed anyway.
 pub(super) fn tidy(path: &Path, keep: usize, gzip: bool) -> io::Result<()> {
     let mut result = Ok(());
     let mut note = |done: io::Result<()>| {

@@ -1,6 +1,6 @@
 //! Counts over the last hour, in slots of five minutes.
 //!
-//! What is told covers the last 55 to 60 minutes. Pure: moments are arguments.
+//! Totals cover the last 55 to 60 minutes. Pure: moments are arguments.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a prompt begins with, as hashes of its blocks.
+//! Block hashes of a prompt's beginning.
 
 /// Whole blocks of a prompt, from the front. Each hash covers its block and everything before it: two prompts whose
 /// lists begin with the same `k` hashes begin with the same `k` blocks.

@@ -1,5 +1,5 @@
-//! `deploy/compose`, started without containers: the same commands with the same files, and
-//! loopback addresses in place of the names that a network of containers would give.
+//! `deploy/compose`, started without containers: the same commands and files, with loopback addresses in
+//! place of the names of a container network.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::parts::{find, with_parts};
 use crate::prometheus::{Prometheus, free_address};
 use crate::running::{Running, authority, get, post, until};
 
-/// Where the image keeps the binary.
+/// Path of the binary in the image.
 const BINARY: &str = "/usr/local/bin/goodput";
 
 fn root() -> &'static Path {
@@ -36,7 +36,7 @@ fn instruction(name: &str) -> Vec<String> {
     words(&serde_json::from_str(&line[line.find('[').expect("a list")..]).expect("a JSON list"))
 }
 
-/// The services, and what the words of their files and commands stand for here.
+/// The services, with replacements for the addresses in their files and commands.
 struct Compose {
     services: Value,
     folder: tempfile::TempDir,
@@ -50,8 +50,8 @@ impl Compose {
         Compose { services: file["services"].clone(), folder, stands_for: BTreeMap::new() }
     }
 
-    /// The service's command, after the entry point of the image where it is ours. Mounted
-    /// files are copied, volumes are folders, and addresses are put in place everywhere.
+    /// The service's command behind the image's entry point, if any. Mounted files are copied, volumes are
+    /// folders, and addresses are replaced everywhere.
     fn command(&self, name: &str) -> Vec<String> {
         let service = &self.services[name];
         let mut mounts = Vec::new();
@@ -62,7 +62,7 @@ impl Compose {
         }
         let command = words(&service["command"]).into_iter().map(|word| {
             let word = self.in_place(&word);
-            // A path is a word, or stands after the first equals sign of one.
+            // A path is a whole word, or follows the first equals sign of one.
             let (flag, path) = word.split_at(word.find('=').map_or(0, |at| at + 1));
             let mounted = mounts.iter().filter(|(inside, _)| path.starts_with(inside.as_str()));
             match mounted.max_by_key(|(inside, _)| inside.len()) {
@@ -96,7 +96,7 @@ impl Compose {
     }
 }
 
-/// Runs a health check as written, with this address in place of its own; its exit code.
+/// Runs a health check with this address in place of its own; returns its exit code.
 fn is_well(check: &[String], its_own: &str, here: &str) -> Option<i32> {
     let (program, arguments) = check.split_first().expect("a command");
     assert_eq!(program, BINARY);

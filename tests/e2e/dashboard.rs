@@ -102,7 +102,7 @@ fn every_query_of_the_dashboard_has_values_under_the_demos_traffic() {
         let prometheus = Prometheus::of_all(&binary, &[&demo.admin, &idle.admin, &sharing.admin], &[]);
         let mut empty = queries();
         assert!(empty.len() > 60, "{}", empty.len());
-        // Some come with time: predictions need 33 answers of an engine, tokens a minute of traffic.
+        // Some series take time: predictions need 33 responses of an engine, tokens a minute of traffic.
         let all_have = attempt(|| {
             let asked = post(&sharing.running.url, CHAT, "authorization: Bearer sk-acme\r\n", &stream_of(1));
             assert!(asked.is_ok(), "{asked:?}");
@@ -115,7 +115,7 @@ fn every_query_of_the_dashboard_has_values_under_the_demos_traffic() {
                 assert!(!value.is_nan(), "{query}: {labels} is not a number");
             }
         }
-        // Of the classes that nobody asks for a ratio has no value at all.
+        // The ratio of a class without requests has no value.
         let kept = "sum by (class) (rate(slo_met_total[30s])) / (sum by (class) (rate(slo_total[30s])) > 0)";
         assert!(queries().iter().any(|query| query.contains("> 0)")));
         let classes: Vec<Value> =

@@ -1,5 +1,4 @@
-//! The files under `deploy`: valid for those who read them, and in agreement with the gateway and
-//! with each other.
+//! The files under `deploy` are valid for their programs, and agree with the gateway and with each other.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -145,8 +144,8 @@ fn the_custom_resources_are_valid() {
     });
 }
 
-/// What a kustomization leads to is there, and every manifest is led to by one. Those of the engines
-/// and the values of an adapter are applied by themselves.
+/// Every file of a kustomization exists, and every manifest belongs to one, except those of the engines and
+/// the values of an adapter.
 #[test]
 fn kustomizations_lead_to_every_manifest() {
     let mut used = BTreeSet::new();
@@ -247,7 +246,7 @@ fn the_manifests_agree_with_the_settings_that_they_carry() {
     let pod = &deployment["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
 
-    // The check of the settings compares these with delay, drain and the longest answer.
+    // The check of the settings compares these with delay, drain and the longest response.
     let shutdown = &written["shutdown"];
     let grace = pod["terminationGracePeriodSeconds"].as_u64().expect("a number");
     assert_eq!(seconds(shutdown["grace_period"].as_str().expect("it is written")), grace);
@@ -275,7 +274,7 @@ fn the_manifests_agree_with_the_settings_that_they_carry() {
     assert_eq!(container["args"], serde_json::json!(["serve", "-c", "/etc/goodput/config/goodput.yaml"]));
     assert_eq!(deployment["spec"]["replicas"].as_u64(), written["replicas"].as_u64());
 
-    // Secrets and the journal are where the settings look for them.
+    // Secrets and the journal are at the paths of the settings.
     let mounts = container["volumeMounts"].as_array().expect("a list");
     let is_mounted = |path: &str| {
         let below = |mount: &&Value| path.starts_with(&format!("{}/", mount["mountPath"].as_str().expect("a path")));
@@ -304,7 +303,7 @@ fn the_manifests_agree_with_the_settings_that_they_carry() {
 }
 
 #[test]
-fn what_selects_pods_selects_the_gateways() {
+fn pod_selectors_select_the_gateways() {
     let labels = &object("Deployment", "goodput")["spec"]["template"]["metadata"]["labels"];
     let chosen = |selector: &Value| {
         let wanted = selector.as_object().unwrap_or_else(|| panic!("no selector: {selector}"));

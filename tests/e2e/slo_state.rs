@@ -16,7 +16,7 @@ fn chat(gateway: &Gateway) -> Value {
     classes.into_iter().find(|class| class["class"] == "chat").expect("the class")
 }
 
-/// What came of the file.
+/// Number of loads with this result.
 fn loaded(gateway: &Gateway, result: &str) -> f64 {
     let page = get(&gateway.admin, "/metrics").expect("it runs");
     sum_where(&page, "goodput_slo_state_loads_total", &format!("result=\"{result}\""))
@@ -59,7 +59,7 @@ fn windows_go_on_after_a_restart_and_a_crash_and_a_torn_file_begins_anew() {
     assert_eq!((&class["total"], &class["lengths"][0]["total"]), (&3.into(), &3.into()), "{class}");
     assert!(class["since_unix_seconds"].as_u64().expect("a time").abs_diff(since) <= 1, "{class}");
     ask(&second, 2);
-    // Saved meanwhile: what a crash leaves behind.
+    // A save in between: the file that a crash leaves behind.
     let saves = || -> Option<f64> {
         let page = get(&second.admin, "/metrics").ok()?;
         Some(sum_where(&page, "goodput_slo_state_saves_total", "success"))
@@ -84,7 +84,7 @@ fn windows_go_on_after_a_restart_and_a_crash_and_a_torn_file_begins_anew() {
 }
 
 #[test]
-fn a_file_of_somebody_else_is_never_written_over() {
+fn a_file_of_another_kind_is_never_overwritten() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("notes.txt");
     std::fs::write(&file, "my notes\n").expect("the folder is ours");

@@ -52,7 +52,7 @@ async fn like_prompts_meet_one_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_meets_one_engine_and_another_when_its_own_is_gone() {
+async fn a_session_keeps_its_engine_until_that_is_gone() {
     let yaml = Yaml::default().engines_of_first(&FOUR).with("balance: session_affinity").with("session_header: x-chat");
     let house = House::new(&yaml);
     let engines = FOUR.map(|host| house.engine(host, vec![good()]));
@@ -92,7 +92,7 @@ fn after(millis: u64) -> Script {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_go_where_they_are_likeliest_to_keep_their_promise() {
+async fn requests_go_to_the_engine_most_likely_to_meet_their_objectives() {
     let yaml = Yaml::default().engines_of_first(&["e1", "e2"]);
     let house = House::new(&yaml);
     let engines = [house.engine("e1", vec![after(100)]), house.engine("e2", vec![after(800)])];
@@ -169,7 +169,7 @@ async fn an_absurd_cap_leaves_the_other_work_of_its_engine_in_the_books() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_generates_nothing_brings_its_prompt_as_work_and_no_output() {
+async fn a_path_without_output_counts_its_prompt_as_work() {
     let house = House::new(&Yaml::default());
     let _engine = house.engine("e1", vec![Script::new().silence()]);
     let work = async |path: &str, body: Value| {

@@ -181,7 +181,7 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_access_line_names_the_endpoint_and_what_was_asked_for_in_vain() {
+async fn the_access_line_names_the_endpoint_and_unknown_paths_and_models() {
     let yaml = Yaml::default().routes("  - {model: [m1], pools: [a]}");
     let (house, _engine) = House::playing_with(&yaml, Script::json(200, whole("x", 5, 1)));
     let get = |path: &str| Ask::of(Method::GET, path);
@@ -208,7 +208,7 @@ async fn the_access_line_names_the_endpoint_and_what_was_asked_for_in_vain() {
 
 /// What is asked for in vain is told once a minute in the log, with how many were left out.
 #[tokio::test(start_paused = true)]
-async fn an_unknown_path_is_told_once_a_minute_in_the_log() {
+async fn an_unknown_path_is_logged_once_a_minute() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
     let _guard = tracing::subscriber::set_default(subscriber);
@@ -227,7 +227,7 @@ async fn an_unknown_path_is_told_once_a_minute_in_the_log() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusals_name_no_engine() {
+async fn rejections_name_no_engine() {
     for script in [Script::new().reset(), Script::new().write("x\r\n\r\n").close(), Script::new().silence()] {
         let yaml = Yaml::default().class("timeouts: {first_token: 600ms}");
         let (house, _engine) = House::playing_with(&yaml, script);
@@ -354,7 +354,7 @@ async fn met_and_missed_and_excluded_are_all_that_finished() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_left_is_down_for_ten_minutes_and_then_gone_whoever_looks() {
+async fn the_series_of_a_removed_engine_stay_for_ten_minutes() {
     let house = House::new(&Yaml::default().engines_of_first(&["e1"]));
     let up = |house: &House, engine| {
         let labels = [("pool", "a"), ("engine", engine)];
@@ -376,7 +376,7 @@ async fn an_engine_that_left_is_down_for_ten_minutes_and_then_gone_whoever_looks
 }
 
 #[tokio::test(start_paused = true)]
-async fn c70_an_engine_that_refuses_connections_is_out_at_once() {
+async fn c70_an_engine_that_refuses_connections_is_ejected_at_once() {
     let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2"]));
     let works = house.engine("e2", vec![good()]);
     for _ in 0..20 {
@@ -465,7 +465,7 @@ async fn a_drained_engine_gets_no_new_requests_and_finishes_the_old() {
 
 /// Where a miss spent its time: the attempts, with how each failed.
 #[tokio::test(start_paused = true)]
-async fn a_miss_tells_which_engines_were_asked_and_how_they_failed() {
+async fn a_recent_miss_lists_the_engines_tried_and_their_failures() {
     let yaml =
         Yaml::default().promise(&[("ttft_seconds", 0.5)]).engines_of_first(&["e1", "e2"]).with("balance: round_robin");
     let house = House::new(&yaml);

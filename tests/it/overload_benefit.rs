@@ -106,7 +106,7 @@ async fn minute(levels: &str, prepare: impl FnOnce(&House)) -> Row {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_each_lever_buys_and_costs() {
+async fn each_overload_action_has_its_measured_gain_and_cost() {
     let nothing = minute("priority: normal", |_| ()).await;
     let mut rows = vec![("nothing", nothing)];
     let deferred = minute("priority: normal", |house| drop(house.gateway.force_level("agent", Some(1), None).unwrap()));

@@ -248,7 +248,7 @@ fn millis(at: Option<Tick>) -> String {
 }
 
 #[test]
-fn what_the_observer_and_the_judge_make_of_each_stands_in_the_table() {
+fn timelines_and_verdicts_of_all_wires_match_the_table() {
     let (rows, all) = (table("made/made.tsv"), all());
     assert_eq!(rows.len(), all.len());
     let wrong: Vec<String> = rows
@@ -262,7 +262,7 @@ fn what_the_observer_and_the_judge_make_of_each_stands_in_the_table() {
 }
 
 #[test]
-fn however_they_are_cut_the_same_is_seen() {
+fn the_timeline_does_not_depend_on_the_cuts() {
     let mut chance = StdRng::seed_from_u64(9);
     for made in all() {
         let (whole, length) = (made.replay(&BTreeSet::new()), made.wire.body.len());
@@ -278,7 +278,7 @@ fn however_they_are_cut_the_same_is_seen() {
 }
 
 #[test]
-fn of_known_shapes_the_same_is_seen() {
+fn cached_templates_give_the_same_timeline() {
     // What is known comes from all of them, in either order.
     let (all, moulds) = (all(), [0, 1].map(|_| Arc::new(TemplateCache::new())));
     for made in &all {
@@ -344,7 +344,7 @@ async fn all_through_the_gateway(size: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn through_a_whole_gateway_each_ends_as_the_table_says() {
+async fn through_a_whole_gateway_each_wire_ends_as_in_the_table() {
     all_through_the_gateway(usize::MAX).await;
 }
 
@@ -354,7 +354,7 @@ async fn through_a_whole_gateway_in_small_pieces_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn behind_a_long_event_without_its_blank_line_the_error_stands_apart() {
+async fn after_a_long_event_without_its_blank_line_the_error_is_separate() {
     let half = format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{}", "x".repeat(200_000));
     let whole = format!("{half}\"}}}}]}}");
     for (tail, tokens) in [(half, 1), (whole, 2)] {
@@ -381,7 +381,7 @@ fn is_usage_alone(read: &[u8]) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_usage_was_injected_its_own_events_alone_are_taken_out() {
+async fn only_injected_usage_events_are_removed() {
     let rows = table("made/made.tsv");
     for (row, made) in rows.iter().zip(all()).filter(|(_, made)| made.wire.ending == Ending::Clean) {
         let is_stream = made.wire.request["stream"] == true && made.reader() == ResponseFormat::Events;

@@ -134,7 +134,7 @@ async fn replayed(wire: &Wire) -> (Whole, Line) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_captured_wire_passes_unchanged_and_ends_as_the_tables_say() {
+async fn every_captured_wire_passes_unchanged_and_ends_as_in_the_tables() {
     let rows = table("expected.tsv").into_iter().chain(table("derived.tsv"));
     let rows: HashMap<String, Vec<String>> = rows.map(|row| (row[0].clone(), row)).collect();
     let mut wrong = Vec::new();
@@ -168,7 +168,7 @@ fn with_what_travelled(kept: &str, usage: &str) -> String {
 
 /// A stream that asked for no usage, from an engine that was asked for it by the gateway.
 #[tokio::test(start_paused = true)]
-async fn a_captured_usage_event_that_we_asked_for_is_taken_out_and_nothing_else() {
+async fn only_the_injected_usage_event_is_removed_from_captured_wires() {
     let (mut replayed, mut put_back) = (0, 0);
     for wire in posts() {
         let text = String::from_utf8(wire.body.to_vec()).unwrap();

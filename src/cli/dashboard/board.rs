@@ -760,7 +760,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_divided_by_is_above_zero_and_what_is_absent_reads_no_traffic() {
+    fn divisors_are_above_zero_and_absent_values_read_no_traffic() {
         for expr in expressions() {
             for rest in expr.split(" / ").skip(1) {
                 let is_guarded = rest.starts_with("(sum by") && rest.contains("> 0)");
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn objectives_are_lines_beside_what_they_are_promised_of() {
+    fn objectives_are_lines_in_their_panels() {
         let lines: BTreeSet<String> = panels()
             .into_iter()
             .filter(|panel| !panel["fieldConfig"]["overrides"].as_array().unwrap().is_empty())
@@ -788,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn panels_have_places_and_ids_of_their_own_and_say_what_they_show() {
+    fn panels_have_unique_places_and_ids_and_descriptions() {
         let (mut ids, mut cells) = (BTreeSet::new(), BTreeSet::new());
         for panel in panels() {
             assert!(ids.insert(panel["id"].as_u64().unwrap()));

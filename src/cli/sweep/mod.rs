@@ -1,4 +1,4 @@
-//! `goodput sweep`: the highest request rate at which a service keeps its promises.
+//! `goodput sweep`: finds the highest request rate at which a service meets its objectives.
 
 mod files;
 mod inputs;
@@ -31,15 +31,15 @@ use crate::load::sweep::{CacheResult, GoodputStatus, RatePlan, SweepPlan, SweepP
 use crate::load::workload::{RunSeeds, Workload};
 use crate::load::{LoadTarget, RunControl, RunLimits};
 
-/// Why a sweep did not begin.
+/// Why a sweep did not start.
 enum NotBegun {
-    /// The command line or a file: exit code 2.
+    /// Invalid command line or file: exit code 2.
     Usage(anyhow::Error),
-    /// The service or the system: exit code 3.
+    /// The service or the system failed: exit code 3.
     Start(anyhow::Error),
 }
 
-/// Everything that a sweep needs.
+/// The inputs of a sweep.
 struct Sweep {
     args: SweepArgs,
     clock: Clock,
@@ -51,7 +51,7 @@ struct Sweep {
 }
 
 impl SweepArgs {
-    /// Sweeps; 0 where goodput is a number (of fixed rates: where all of them clear), 1 where it is none.
+    /// Sweeps; 0 if there is a goodput (with fixed rates: if all of them clear), else 1.
     #[must_use]
     pub fn run(self) -> ExitCode {
         super::descriptors::raise_limit();
@@ -83,7 +83,7 @@ impl SweepArgs {
         }
     }
 
-    /// The summary, and whether it says yes.
+    /// Returns the summary, and whether the result is positive.
     async fn sweep(self) -> Result<(SweepSummary, bool), NotBegun> {
         let clock = Clock::start();
         let sweep = Sweep::begin(self, clock).await?;
@@ -95,7 +95,7 @@ impl SweepArgs {
 }
 
 impl Sweep {
-    /// Reads the command line, and asks the service what has to be known.
+    /// Parses the command line and probes the service.
     async fn begin(args: SweepArgs, clock: Clock) -> Result<Self, NotBegun> {
         let usage = NotBegun::Usage;
         let target = args.target().map_err(usage)?;
@@ -133,7 +133,7 @@ impl Sweep {
         Ok(Sweep { args, clock, target, workload, plan, seeds, started })
     }
 
-    /// Makes the runs that the search asks for.
+    /// Performs the runs that the search requests.
     async fn measure(&self, mut files: SweepFiles) -> anyhow::Result<(SweepSummary, bool)> {
         let rule = self.args.rule()?;
         let drain = self.args.drain.map(Duration::from_secs_f64);
@@ -229,7 +229,7 @@ impl Sweep {
     }
 }
 
-/// A moment of the day, in UTC and whole seconds.
+/// A time of day in UTC, in whole seconds.
 fn at(wall: Duration) -> String {
     let seconds = i64::try_from(wall.as_secs()).unwrap_or_default();
     Timestamp::from_second(seconds).map_or_else(|_| "unknown".to_owned(), |moment| moment.to_string())

@@ -1,4 +1,4 @@
-//! The command line of a sweep, and the plan that it makes.
+//! Command line options of a sweep, and the plan built from them.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::load::workload::{CacheState, Workload, WorkloadClass};
 use crate::load::{LoadClass, LoadTarget};
 use crate::types::ClassId;
 
-/// Finds the highest request rate at which a service keeps its promises.
+/// Finds the highest request rate at which a service meets its objectives.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SweepArgs {
     /// Base URL of the service: a gateway, an engine, any server with the OpenAI API.
@@ -32,7 +32,7 @@ pub struct SweepArgs {
     /// Prompt tokens: 512, P50:P95, or @FILE with one length a line; by default the class's workload_assumption.
     #[arg(long, value_name = "LENGTHS", help_heading = "What is asked")]
     pub input: Option<String>,
-    /// Output tokens, likewise.
+    /// Output tokens, in the same format.
     #[arg(long, value_name = "LENGTHS", help_heading = "What is asked")]
     pub output: Option<String>,
     /// Correlation of prompt and output lengths, -1 to 1.
@@ -50,13 +50,13 @@ pub struct SweepArgs {
     /// Arrivals: poisson, constant, gamma:BURSTINESS (1 is poisson, less is burstier), trace:FILE.
     #[arg(long, default_value = "poisson", help_heading = "What is asked")]
     pub arrivals: String,
-    /// State of prefix caches: cold (no prompt like another), warm (with --hit-share), or both.
+    /// State of prefix caches: cold (distinct prompts), warm (with --hit-share), or both.
     #[arg(long, default_value = "cold", value_parser = ["cold", "warm", "both"], help_heading = "What is asked")]
     pub cache: String,
-    /// Share of each prompt that it has in common with others, for warm caches.
+    /// Share of each prompt that it shares with others, for warm caches.
     #[arg(long, value_name = "SHARE", value_parser = numbers::within::<1, 999>, help_heading = "What is asked")]
     pub hit_share: Option<f64>,
-    /// Groups of prompts with a common beginning, for warm caches.
+    /// Groups of prompts with a common prefix, for warm caches.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = numbers::count, help_heading = "What is asked")]
     pub prefix_groups: usize,
     /// Header that carries the name of the request's class.
@@ -66,60 +66,60 @@ pub struct SweepArgs {
     /// First rate, in requests per second.
     #[arg(long, value_name = "RATE", default_value_t = 1.0, value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
     pub start: f64,
-    /// Lowest rate that is tried.
+    /// Lowest rate to try.
     #[arg(long, value_name = "RATE", default_value_t = 0.01, value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
     pub min_rate: f64,
-    /// Highest rate that is tried.
+    /// Highest rate to try.
     #[arg(long, value_name = "RATE", default_value_t = 10_000.0, value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
     pub max_rate: f64,
     /// Factor between the rates of the ramp.
     #[arg(long, default_value_t = 2.0, value_parser = numbers::within::<1_050, 10_000>, help_heading = "How it is measured")]
     pub growth: f64,
-    /// The search ends where the rate that fails is at most this share above the one that clears.
+    /// Precision: the search ends when the failing rate is at most this share above the clearing one.
     #[arg(long, value_name = "SHARE", default_value_t = 0.03, value_parser = numbers::within::<5, 500>, help_heading = "How it is measured")]
     pub tolerance: f64,
     /// Measure these rates instead of searching: 1,2,4,8.
     #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
     pub rates: Vec<f64>,
-    /// Runs at each rate; fewer than 3 are not published.
+    /// Runs at each rate; results of fewer than 3 are not published.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "How it is measured")]
     pub repetitions: u32,
     /// Standard error of the attainment at a rate, over its repetitions.
     #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = numbers::within::<1, 200>, help_heading = "How it is measured")]
     pub standard_error: f64,
-    /// Requests at the first look of a run.
+    /// Requests before the first evaluation of a run.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = numbers::count, help_heading = "How it is measured")]
     pub first_look: usize,
     /// Shortest warm-up of a run, not counted.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = numbers::within::<100, 3_600_000>, help_heading = "How it is measured")]
     pub warm_up: f64,
-    /// Shortest counted stretch of a run.
+    /// Shortest counted period of a run.
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = numbers::within::<100, 86_400_000>, help_heading = "How it is measured")]
     pub min_seconds: f64,
-    /// Warm-up and counted stretch of a run together, at most.
+    /// Longest warm-up and counted period of a run together.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0, value_parser = numbers::within::<1_000, 86_400_000>, help_heading = "How it is measured")]
     pub max_seconds: f64,
-    /// Longest drain after a run; by default the classes' time limits.
+    /// Longest drain after a run [default: the classes' time limits].
     #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<100, 86_400_000>, help_heading = "How it is measured")]
     pub drain: Option<f64>,
-    /// Decides arrivals and lengths.
+    /// Seed of arrivals and lengths.
     #[arg(long, default_value_t = 1, help_heading = "How it is measured")]
     pub seed: u64,
 
     /// Replicas behind the URL.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "What stands behind it")]
     pub replicas: u32,
-    /// GPUs of a replica.
+    /// GPUs per replica.
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = numbers::within::<10, 10_000_000>, help_heading = "What stands behind it")]
     pub gpus_per_replica: f64,
     /// What is sent, and how.
     #[command(flatten)]
     pub endpoint: EndpointArgs,
 
-    /// Folder for records, summary and report; by default goodput-sweep-TIME.
+    /// Folder for records, summary and report [default: goodput-sweep-TIME].
     #[arg(long, value_name = "FOLDER", help_heading = "What is written")]
     pub out: Option<PathBuf>,
-    /// What the run is about, for the summary and the report: engine, version, GPU, flags.
+    /// Description for the summary and the report: engine, version, GPU, flags.
     #[arg(long, value_name = "TEXT", help_heading = "What is written")]
     pub note: Option<String>,
     /// Print the summary as JSON.
@@ -128,18 +128,16 @@ pub struct SweepArgs {
 }
 
 impl SweepArgs {
-    /// The service.
+    /// The service to load.
     ///
-    /// # Errors
-    /// The URL, a header, the key or the certificates cannot be used.
+    /// # Errors The URL, a header, the key or the certificates are invalid.
     pub fn target(&self) -> anyhow::Result<LoadTarget> {
         self.endpoint.target(&self.url)
     }
 
-    /// The workload, as far as it is known before the service has been asked.
+    /// The workload, as far as it is known before the service is probed.
     ///
-    /// # Errors
-    /// Something of it is missing or wrong.
+    /// # Errors A part is missing or invalid.
     pub fn workload(&self) -> anyhow::Result<Workload> {
         let asks = &self.endpoint;
         let endpoint = asks.endpoint()?;
@@ -159,7 +157,7 @@ impl SweepArgs {
             let judges = workload.stream || class.load.objectives.judges_non_streaming();
             if !judges {
                 bail!(
-                    "class {} does not judge answers without a stream; give it an E2E objective, or stream",
+                    "class {} does not judge non-streaming responses; give it an E2E objective, or stream",
                     class.load.id
                 );
             }
@@ -175,7 +173,7 @@ impl SweepArgs {
             let mut load = load;
             if let Some(name) = &self.class_header {
                 let name: HeaderName =
-                    name.parse().with_context(|| format!("--class-header: {name:?} is no header name"))?;
+                    name.parse().with_context(|| format!("--class-header: {name:?} is not a header name"))?;
                 load.headers.insert(name, HeaderValue::from_str(load.id.as_str())?);
             }
             classes.push(WorkloadClass { load, weight, lengths });
@@ -196,7 +194,11 @@ impl SweepArgs {
     fn of_settings(&self, file: &Path, settings: &Settings) -> anyhow::Result<Vec<(LoadClass, f64)>> {
         let all: Vec<&str> = settings.classes.iter().map(|class| class.id.as_str()).collect();
         if self.classes.is_empty() {
-            bail!("which classes of {}? give --class NAME[=WEIGHT]; there are {}", file.display(), all.join(", "));
+            bail!(
+                "no class of {} is chosen: give --class NAME[=WEIGHT]; classes are {}",
+                file.display(),
+                all.join(", ")
+            );
         }
         let mut found: Vec<(LoadClass, f64)> = Vec::new();
         for text in &self.classes {
@@ -206,7 +208,7 @@ impl SweepArgs {
                 format!("--class {name}: there is none in {}; there are {}", file.display(), all.join(", "))
             })?;
             if found.iter().any(|(known, _)| known.id == class.id) {
-                bail!("--class {name} stands there twice");
+                bail!("--class {name} is repeated");
             }
             let load = LoadClass {
                 id: class.id.clone(),
@@ -228,7 +230,7 @@ impl SweepArgs {
             (Some(text), _) => inputs::lengths(flag, text),
             (None, Some(quantiles)) => Ok(TokenLengths::lognormal(quantiles.p50.0 as f64, quantiles.p95.0 as f64)?),
             (None, None) => bail!(
-                "{flag} is missing: class {} assumes no lengths, and a goodput without its workload says nothing; give 512, P50:P95 or @FILE",
+                "{flag} is missing: class {} assumes no lengths, and a goodput is meaningless without its workload; give 512, P50:P95 or @FILE",
                 class.id
             ),
         };
@@ -237,30 +239,29 @@ impl SweepArgs {
         LengthModel::fitted(input, output, self.correlation).context("--correlation")
     }
 
-    /// Cache states, in the order in which they are measured.
+    /// Cache states in the order of measurement.
     ///
-    /// # Errors
-    /// Warm caches without a share.
+    /// # Errors Warm caches without a share.
     pub fn caches(&self) -> anyhow::Result<Vec<CacheState>> {
         let warm = || {
-            let hit_share =
-                self.hit_share.context("--cache warm needs --hit-share: how much of a prompt is common to others?")?;
+            let hit_share = self
+                .hit_share
+                .context("--cache warm needs --hit-share, the share of a prompt that others have in common")?;
             anyhow::Ok(CacheState::Warm { hit_share, groups: self.prefix_groups })
         };
         match self.cache.as_str() {
             "warm" => Ok(vec![warm()?]),
             "both" => Ok(vec![CacheState::Cold, warm()?]),
             _ if self.hit_share.is_some() => {
-                bail!("--hit-share says what warm caches hold; add --cache warm or --cache both")
+                bail!("--hit-share applies to warm caches only; add --cache warm or --cache both")
             }
             _ => Ok(vec![CacheState::Cold]),
         }
     }
 
-    /// Rates.
+    /// The rates.
     ///
-    /// # Errors
-    /// Bounds that leave none.
+    /// # Errors The bounds exclude every rate.
     pub fn rate_plan(&self) -> anyhow::Result<RatePlan> {
         if !self.rates.is_empty() {
             let mut rates = self.rates.clone();
@@ -280,10 +281,9 @@ impl SweepArgs {
         }))
     }
 
-    /// When a run has shown enough.
+    /// The stopping rule of a run.
     ///
-    /// # Errors
-    /// Times that leave no counted stretch.
+    /// # Errors The times leave no counted period.
     pub fn rule(&self) -> anyhow::Result<RunRule> {
         if self.warm_up + self.min_seconds > self.max_seconds {
             bail!(
@@ -294,7 +294,7 @@ impl SweepArgs {
             );
         }
         Ok(RunRule {
-            // The repetitions together reach what is asked for.
+            // The repetitions together reach the requested error.
             standard_error: self.standard_error * f64::from(self.repetitions).sqrt(),
             first_look: self.first_look as u64,
             warm_up_seconds: self.warm_up,
@@ -325,7 +325,7 @@ mod tests {
         Line::try_parse_from([&["sweep", "http://engine:8000"], more].concat()).map(|line| line.sweep)
     }
 
-    /// What is said of a command line; nothing where it is sound.
+    /// Returns the error of a command line; empty if it is valid.
     fn told(more: &[&str]) -> String {
         let args = match args(more) {
             Ok(args) => args,
@@ -343,10 +343,10 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line_says_what_is_missing_or_wrong() {
+    fn a_command_line_reports_missing_and_invalid_values() {
         assert_eq!(told(&PROMISE), "");
         let with = |more: &[&'static str]| told(&[&PROMISE[..], more].concat());
-        assert!(told(&[]).contains("nothing is promised"));
+        assert!(told(&[]).contains("no objectives"));
         assert!(told(&["--ttft", "1"]).contains("--input is missing"));
         assert!(told(&["--preset", "mlperf/llama3"]).contains("there are mlperf/llama2-70b,"));
         assert!(with(&["--cache", "warm"]).contains("--hit-share"));

@@ -170,7 +170,7 @@ impl Checker<'_> {
         let Some(budget) = objectives.whole_budget(at.value) else { return };
         if let Some((name, limit)) = whole.iter().find(|(_, limit)| budget > *limit) {
             let message = format!(
-                "an answer of {} tokens that keeps TTFT and TPOT may take {}, and {name} ({}) cuts it first",
+                "a response of {} tokens that meets TTFT and TPOT may take {}, but {name} ({}) cuts it first",
                 shown(at),
                 in_seconds(budget),
                 in_seconds(*limit)

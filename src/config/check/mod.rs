@@ -1,8 +1,7 @@
-//! Turns what the file says into settings: checks everything, and reports all problems at once.
+//! Turns the raw settings into checked ones, and reports all problems at once.
 //!
-//! Every part returns a value even if it has a problem (a default, or the part without the invalid piece),
-//! so that later parts are checked too. Only a file without problems becomes
-//! [`Settings`].
+//! Every part returns a value even if it has a problem (a default, or the part without the invalid piece), so
+//! that later parts are checked too. Only a file without problems becomes [`Settings`].
 
 mod classes;
 mod degrade;
@@ -146,7 +145,7 @@ impl<'a> Checker<'a> {
             && labels.dropped.contains(&RequestLabel::Model)
         {
             let way_out = "leave the label in, or remove this key";
-            self.problem(&asked.place, "is true, while drop_labels leaves the label model out", way_out);
+            self.problem(&asked.place, "is true, but drop_labels omits the label model", way_out);
         }
         labels
     }

@@ -1,4 +1,4 @@
-//! What is written down where.
+//! Logs, metrics, traces and the journal.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::record::settings::{JournalSettings, OtlpSettings, PrometheusSettings}
 use crate::record::trace::Sampling;
 use crate::route::settings::EngineAddress;
 
-/// A shorter secret could be guessed by whoever has a journal.
+/// A shorter secret could be guessed from a journal.
 const SHORTEST_SECRET: usize = 16;
 
-/// Lines that wait longer are lost with the process, and take memory meanwhile.
+/// Lines that wait longer use memory and are lost in a crash.
 const LONGEST_FLUSH: Duration = Duration::from_secs(60);
 
 /// A Prometheus that is read more often does nothing else.
@@ -125,12 +125,13 @@ impl Checker<'_> {
             });
             match header {
                 Some((name, _)) if [HOST, CONTENT_TYPE, CONTENT_LENGTH].contains(&name) => {
-                    let message = format!("line {number} of the file {} sets {name}, which is ours", at.shown());
+                    let message =
+                        format!("line {number} of the file {} sets {name}, which the gateway sets itself", at.shown());
                     self.problem(&at.place, message, "remove the line");
                 }
                 Some(header) => found.push(header),
                 None => {
-                    let message = format!("line {number} of the file {} is no header", at.shown());
+                    let message = format!("line {number} of the file {} is not a header", at.shown());
                     self.problem(&at.place, message, "write `name: value` on each line");
                 }
             }
@@ -144,7 +145,7 @@ impl Checker<'_> {
         let place = self.surroundings.place(Path::new(&path.value));
         let d = JournalSettings::at(place);
         if d.path.file_name().is_none() || path.value.ends_with('/') {
-            self.problem(&path.place, format!("{} is no file", path.shown()), "write the path of a file");
+            self.problem(&path.place, format!("{} is not a file", path.shown()), "write the path of a file");
         }
         let hash_key = raw.hash_key_file.as_ref().and_then(|at| {
             let secret = self.secret_file(at)?;
@@ -155,11 +156,11 @@ impl Checker<'_> {
             Some(HashKey::from_secret(secret.as_bytes()))
         });
         if self.files.iter().chain(&self.papers).any(|file| *file == Path::new(&path.value)) {
-            self.problem(&path.place, "is a file that the settings read", "write a file that nobody else uses");
+            self.problem(&path.place, "is a file that the settings read", "write a file of its own");
         }
         if raw.hash_key_file.is_none() {
             let way_out = "add `hash_key_file` if hashes are to be the same over restarts and gateways";
-            self.note(raw.place(), "tenants and prompts are hashed with a key of this process alone", way_out);
+            self.note(raw.place(), "tenants and prompts are hashed with a random key of this process", way_out);
         }
         let flush = self.time(raw.flush.as_ref(), d.flush);
         if let Some(at) = raw.flush.as_ref().filter(|at| at.value > LONGEST_FLUSH) {
