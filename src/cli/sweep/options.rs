@@ -348,13 +348,13 @@ mod tests {
         let with = |more: &[&'static str]| told(&[&PROMISE[..], more].concat());
         assert!(told(&[]).contains("no objectives"));
         assert!(told(&["--ttft", "1"]).contains("--input is missing"));
-        assert!(told(&["--preset", "mlperf/llama3"]).contains("there are mlperf/llama2-70b,"));
+        assert!(told(&["--preset", "mlperf/llama3"]).contains("presets are mlperf/llama2-70b,"));
         assert!(with(&["--cache", "warm"]).contains("--hit-share"));
         assert!(with(&["--hit-share", "0.5"]).contains("--cache warm"));
         assert!(with(&["--max-seconds", "20"]).contains("leaves no room"));
         assert!(with(&["--min-rate", "9", "--max-rate", "3"]).contains("is above"));
         assert!(with(&["--path", "/v1/audio/speech"]).contains("unsupported path"));
-        assert!(with(&["--extra-body", "[]"]).contains("no JSON object"));
+        assert!(with(&["--extra-body", "[]"]).contains("not a JSON object"));
         assert!(with(&["--header", "x"]).contains("NAME: VALUE"));
         assert!(with(&["--correlation", "2"]).contains("--correlation"));
         assert!(with(&["--api-key-file", "/nowhere"]).contains("--api-key-file"));
@@ -385,6 +385,6 @@ mod tests {
         assert!(told(&["-c", file]).contains("give --class"));
         assert!(told(&["-c", file, "--class", "nobody"]).contains("does not exist"));
         let twice = ["-c", file, "--class", voice.id.as_str(), "--class", voice.id.as_str()];
-        assert!(told(&twice).contains("twice"));
+        assert!(told(&twice).contains("is repeated"));
     }
 }
