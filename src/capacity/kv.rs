@@ -292,12 +292,12 @@ mod tests {
         assert!(error("[1]").contains("not a JSON object"));
         assert!(error("{").contains("not a JSON object"));
         assert_eq!(error("{}"), "num_hidden_layers is missing; give kv_bytes_per_token");
-        assert!(error(r#"{"num_hidden_layers": 2}"#).contains("no head_dim or hidden_size"));
-        assert!(error(r#"{"num_hidden_layers": 2, "head_dim": 64}"#).contains("no num_key_value_heads"));
-        assert!(error(r#"{"num_hidden_layers": 2, "hidden_size": 64}"#).contains("no num_attention_heads"));
+        assert!(error(r#"{"num_hidden_layers": 2}"#).contains("head_dim or hidden_size is missing"));
+        assert!(error(r#"{"num_hidden_layers": 2, "head_dim": 64}"#).contains("num_key_value_heads is missing"));
+        assert!(error(r#"{"num_hidden_layers": 2, "hidden_size": 64}"#).contains("num_attention_heads is missing"));
         assert!(error(r#"{"num_hidden_layers": 0}"#).contains("num_hidden_layers is 0"));
         assert!(error(r#"{"num_hidden_layers": -3}"#).contains("num_hidden_layers is -3"));
-        assert!(error(r#"{"num_hidden_layers": 2, "kv_lora_rank": 512}"#).contains("no qk_rope_head_dim"));
+        assert!(error(r#"{"num_hidden_layers": 2, "kv_lora_rank": 512}"#).contains("qk_rope_head_dim is missing"));
         let odd = r#"{"num_hidden_layers": 2, "num_attention_heads": 7, "hidden_size": 64}"#;
         assert!(error(odd).contains("hidden_size is 64 with 7 heads"));
         let more = r#"{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 8, "hidden_size": 64}"#;

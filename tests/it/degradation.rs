@@ -110,6 +110,22 @@ async fn a_level_is_entered_by_the_burn_rate_of_served_requests() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn targets_of_a_requests_own_enter_no_level_and_hide_no_miss_of_the_class() {
+    for (first_token, entered) in [(100, 0), (800, 1)] {
+        let yaml = yaml("{action: shed_lower, enter_when: {burn_rate_above: 2}}").class("target_headers: tighten");
+        let house = House::new(&yaml.promise(&[("ttft_seconds", 0.5)]).routes(ONE));
+        house.engine("e1", vec![Script::stream().at(first_token).say(t("a")).say(f("stop")).say(d()).end()]);
+        for _ in 0..12 {
+            house.send(Ask::post(CHAT, stream()).header("x-slo-ttft-ms", "1")).await.whole().await;
+        }
+        assert!(house.lines(12).await.iter().all(|line| line.verdict() == "missed(ttft)"), "by its own target");
+        house.sleep(ms(1000)).await;
+        assert_eq!(level(&house), entered, "first token at {first_token} ms");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn shed_requests_do_not_raise_the_burn_rate() {
     let levels = "{action: {cap_output: 9}, enter_when: {burn_rate_above: 2}}";
     let house = House::new(&with_queue(levels, "queue: {max_waiting: 0}").routes(ONE));

@@ -500,6 +500,12 @@ async fn c102_no_header_of_the_gateway_and_no_inner_address_comes_from_an_engine
         ("content-location", "//10.0.0.5/x"),
         ("link", "<http://10.0.0.5:8000/x>; rel=next"),
         ("refresh", "0; url=http://10.0.0.5:8000/x"),
+        ("location", r"\\10.0.0.5\x"),
+        ("location", r"/\10.0.0.5"),
+        ("location", "http:/10.0.0.5/x"),
+        ("content-location", "HTTP:10.0.0.5"),
+        ("link", "</v1/x>; rel=prev, <http:10.0.0.5>; rel=next"),
+        ("refresh", "0;url=http:10.0.0.5"),
         ("alt-svc", "h2=\"10.0.0.5:8000\""),
         ("via", "1.1 inner-proxy"),
         ("x-ratelimit-policy", "passes"),
@@ -517,12 +523,13 @@ async fn c102_no_header_of_the_gateway_and_no_inner_address_comes_from_an_engine
         house.line().await;
         house.end().await;
     }
-    let fields: &[(&str, &str)] = &[("location", "/v1/chat/completions/")];
-    let (house, _engine) = House::playing(Script::answer(307, fields, ""));
-    let answer = house.chat(unary()).await.whole().await;
-    assert_eq!(answer.header("location"), Some("/v1/chat/completions/"), "a path of the gateway's own");
-    house.line().await;
-    house.end().await;
+    for own in ["/v1/chat/completions/", "../x?at=12:30", "/v1/files/a:b"] {
+        let (house, _engine) = House::playing(Script::answer(307, &[("location", own)], ""));
+        let answer = house.chat(unary()).await.whole().await;
+        assert_eq!(answer.header("location"), Some(own), "a path of the gateway's own");
+        house.line().await;
+        house.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

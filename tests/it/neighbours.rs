@@ -313,6 +313,37 @@ async fn c94_to_c99_each_alone_does_not_change_the_outcomes_of_others() {
     }
 }
 
+/// C97: the usage of one tenant's texts, of 0.65 bytes per token, leaves the estimate of another's at 3.8.
+#[tokio::test(start_paused = true)]
+async fn c97_texts_of_one_tenant_change_no_estimate_of_others() {
+    let hash = |key: &str| blake3::hash(key.as_bytes()).to_hex().to_string();
+    let tenants = format!(
+        "tenants:\n  - {{tenant: acme, keys: [{{blake3: \"{}\"}}]}}\n  - {{tenant: globex, keys: [{{blake3: \"{}\"}}], limits: {{tokens_per_minute: 1000}}}}",
+        hash(ILL),
+        hash(WELL)
+    );
+    let house = House::new(&Yaml::default().top(&tenants));
+    let of_acme =
+        |request: &Received| request.json()["messages"][0]["content"].as_str().is_some_and(|text| text.len() > 3000);
+    let plays = move |request: &Received| {
+        let prompt = if of_acme(request) { 10_000 } else { 500 };
+        Script::stream().at(10).say(t("a")).say(f("stop")).say(u(prompt, 1)).say(d()).end()
+    };
+    house.network.engine("e1", &ScriptedEngine::new(house.clock, plays));
+    let ask = |key: &str, bytes: usize| {
+        let mut body = stream_with_usage();
+        body["messages"] = json!([{"role": "user", "content": "x".repeat(bytes)}]);
+        body["max_tokens"] = json!(9);
+        by(key, body)
+    };
+    for _ in 0..30 {
+        assert_eq!(house.send(ask(ILL, 6500)).await.whole().await.status, 200);
+    }
+    assert_eq!(house.send(ask(WELL, 2000)).await.whole().await.status, 200, "500 tokens of 1000");
+    house.lines(31).await;
+    house.end().await;
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
