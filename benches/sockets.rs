@@ -151,7 +151,7 @@ fn settings(mix: &Mix, at: SocketAddr, engines: &[Process], pool: &str) -> Resul
             let seconds = objective.threshold.as_secs_f64();
             writeln!(yaml, "      {name}_seconds: {{threshold: {seconds:?}, attainment: {}}}", class.target)?;
         }
-        writeln!(yaml, "    timeouts: {{first_token: {}s}}", class.patience().as_secs())?;
+        writeln!(yaml, "    timeouts: {{first_token: {}s}}", class.patience(true).as_secs())?;
     }
     writeln!(yaml, "default_class: chat_interactive\nclassify:")?;
     for class in &mix.classes {

@@ -99,8 +99,8 @@ impl Sockets {
         self.connect_to(to, &found, roots).await
     }
 
-    /// A connection to one of an engine's addresses, TLS included, because an address that takes connections
-    /// and then says nothing is no better than one that takes none.
+    /// Connects to one of an engine's addresses, TLS included, because an address that accepts connections
+    /// and then stays silent is no better than one that refuses them.
     async fn connect_to(&self, to: &EngineAddress, found: &[IpAddr], roots: Option<&Roots>) -> io::Result<BoxedIo> {
         let tls = match to.scheme {
             Scheme::Http => None,
@@ -162,7 +162,7 @@ impl Dial for Sockets {
 
 async fn open(to: SocketAddr, tls: Option<(TlsConnector, ServerName<'static>)>) -> io::Result<BoxedIo> {
     let stream = TcpStream::connect(to).await?;
-    // A small request must not wait for the answer to the one before it.
+    // A small request must not wait for the response to the previous one.
     stream.set_nodelay(true)?;
     match tls {
         None => Ok(Box::new(stream)),

@@ -177,19 +177,19 @@ mod tests {
     }
 
     #[test]
-    fn without_tenants_everybody_is_anonymous_whatever_they_show() {
+    fn without_tenants_every_caller_is_anonymous() {
         let shown = headers(&[("authorization", "Bearer x"), ("x-api-key", "y")]);
         let found = Keyring::anonymous().find(&shown);
         assert_eq!(found, Ok(Identity { tenant: TenantId::anonymous(), key_label: None }));
     }
 
     #[test]
-    fn a_ring_without_keys_knows_nobody() {
+    fn a_keyring_without_keys_accepts_no_key() {
         assert_eq!(Keyring::of([]).find(&headers(&[("x-api-key", "key-a")])), Err(AuthError::Unknown));
     }
 
     #[test]
-    fn nothing_printed_holds_a_key_or_a_whole_hash() {
+    fn no_output_contains_a_key_or_a_complete_hash() {
         let hash = KeyHash::of(b"sk-CANARY1");
         let printed = format!("{:?} {:?} {}", Keyring::of([(hash, who("acme", None))]), hash, AuthError::Unknown);
         assert!(!printed.contains("CANARY1") && !printed.contains(&hash.to_hex()), "{printed}");

@@ -9,6 +9,7 @@
 //! request had come, and when an objective breaks. The rules in words are `docs/semantics.md`,
 //! sections 2 and 4.
 
+mod context;
 mod evaluate;
 mod fault;
 mod objectives;
@@ -18,7 +19,8 @@ mod progress_cell;
 #[cfg(test)]
 mod tests;
 
-pub use evaluate::{JudgeContext, ObjectiveState, Verdict, judge, judge_left, judge_refused};
+pub use context::JudgeContext;
+pub use evaluate::{ObjectiveState, Verdict, judge, judge_left, judge_refused};
 pub use fault::of_code;
 pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts, UploadRule};
 pub use outcome::{Excluded, Missed, Outcome};

@@ -23,15 +23,15 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// What arrived at the service.
+/// Requests that arrived at the service.
 #[derive(Default)]
 struct Seen {
     heads: AtomicUsize,
     bodies: AtomicUsize,
 }
 
-/// A running listener whose service answers like a gateway would: refuses what `strict`
-/// refuses, reads the body, and says how long it was. `/stream` streams what the test sends.
+/// A running listener with a service like a gateway's: rejects invalid requests, reads the body and returns
+/// its length. `/stream` streams the data that the test sends.
 struct House {
     address: SocketAddr,
     drain: Drain,
@@ -123,7 +123,7 @@ impl House {
     /// Sends these bytes and reads until the server closes.
     async fn ask(&self, bytes: &[u8]) -> String {
         let mut client = self.connect().await;
-        // The server may close before it has read everything: that is an answer too.
+        // The server may close before it has read everything, which is a valid response.
         let _ = client.write_all(bytes).await;
         let mut text = Vec::new();
         let _ = client.read_to_end(&mut text).await;
@@ -141,7 +141,7 @@ fn post(lines: &str, body: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn what_a_client_may_not_send_is_refused_and_never_reaches_a_whole_body() {
+async fn forbidden_requests_are_rejected_before_their_body_is_read() {
     let house = serve(Listen { max_head: 16 << 10, header_timeout: Duration::from_millis(300), ..local() }).await;
     let long = "a".repeat(20_000);
     let smuggled = "0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: g\r\n\r\n";
@@ -218,7 +218,7 @@ async fn what_a_client_may_not_send_is_refused_and_never_reaches_a_whole_body() 
 }
 
 #[tokio::test]
-async fn what_a_client_may_send_is_served() {
+async fn permitted_requests_are_served() {
     let house = serve(local()).await;
     let te = "Transfer-Encoding: CHUNKED\r\n";
     for (name, bytes) in [
@@ -276,7 +276,7 @@ async fn silence_and_half_a_preface_end_with_the_header_timeout() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_is_cut_and_the_body_is_told_why() {
+async fn a_client_that_does_not_read_is_cut_and_the_body_gets_the_reason() {
     let mut house = serve(Listen { write_stall: Duration::from_millis(400), ..local() }).await;
     let mut client = house.connect().await;
     client.write_all(b"GET /stream HTTP/1.1\r\nHost: g\r\n\r\n").await.unwrap();
@@ -345,13 +345,13 @@ async fn with_all_connections_taken_a_newcomer_waits_for_one_to_end() {
     assert!(text.ends_with("2 bytes"), "{text}");
 }
 
-/// Asks for an answer on a connection that stays open.
+/// Requests a response on a kept connection.
 async fn kept(client: &mut TcpStream) {
     client.write_all(b"POST /v1/x HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}").await.unwrap();
     answered(client).await;
 }
 
-/// Reads the answer to a request with a body of two bytes.
+/// Reads the response to a request with a body of two bytes.
 async fn answered(client: &mut TcpStream) {
     let mut text = Vec::new();
     while !text.ends_with(b"2 bytes") {
@@ -384,7 +384,7 @@ async fn c92_the_longest_idle_connection_ends_for_a_newcomer() {
         for stays in stays {
             kept(&mut clients[stays]).await;
         }
-        // Room for one more from now on: take it, so that the next one needs it again.
+        // A place is free now: take it, so that the next connection needs it again.
         let mut filler = house.connect().await;
         filler.write_all(b"POST /v1/x HTTP/1.1\r\nHos").await.unwrap();
         clients.push(filler);
@@ -392,7 +392,7 @@ async fn c92_the_longest_idle_connection_ends_for_a_newcomer() {
 }
 
 #[tokio::test]
-async fn an_address_that_has_as_many_connections_as_it_may_gets_no_further_one() {
+async fn an_address_at_its_limit_gets_no_further_connection() {
     let header_timeout = Duration::from_secs(600);
     let house = serve(Listen { max_connections_per_address: Some(2), header_timeout, ..local() }).await;
     let busy = async || {
@@ -413,7 +413,7 @@ async fn an_address_that_has_as_many_connections_as_it_may_gets_no_further_one()
 }
 
 #[tokio::test]
-async fn a_newcomer_is_served_once_the_settings_let_more_in() {
+async fn a_waiting_connection_is_served_once_the_limit_is_raised() {
     let house = serve(Listen { max_connections: 1, ..local() }).await;
     let _first = house.connect().await;
     let mut second = house.connect().await;

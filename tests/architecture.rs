@@ -1,7 +1,7 @@
-//! The rules of the house, as tests: layers, time, docs, and names that others build on.
+//! Rules of the source, as tests: layers, time, docs, and names that others depend on.
 //!
-//! Each test reads the sources and says which line strayed. Code of tests (`tests.rs`, a
-//! `mod tests` at the end of a file) may reach where it likes.
+//! Each test reads the sources and lists the violating lines. Test code (`tests.rs`, a `mod tests` at the end
+//! of a file) may use every module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -40,7 +40,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", short(path)))
 }
 
-/// A line of code with its number, comments and the text of strings taken out.
+/// Lines of code with their numbers, without comments and the text of strings.
 fn code_lines(text: &str) -> Vec<(usize, String)> {
     let bare = |line: &str| {
         let mut out = String::new();
@@ -84,7 +84,7 @@ fn report(rule: &str, strays: Vec<String>) {
 
 // ---- layers ---------------------------------------------------------------------------------
 
-/// Rooms that are told apart inside a folder, with the names of their modules.
+/// Rooms within a folder, with the names of their modules.
 const ROOMS_IN_FOLDERS: &[(&str, &str)] = &[
     ("accept", "settings"),
     ("admit", "pool_queue"),
@@ -104,7 +104,7 @@ const ROOMS_IN_FOLDERS: &[(&str, &str)] = &[
     ("route", "probe"),
 ];
 
-/// The room of a path of modules: as far into folders as rooms are told apart.
+/// The room of a module path, as deep as folders contain rooms.
 fn room<'a>(path: impl IntoIterator<Item = &'a str>) -> String {
     let mut path = path.into_iter();
     let mut room = path.next().unwrap_or_default().to_owned();
@@ -130,7 +130,7 @@ fn layer(room: &str) -> Option<u8> {
     })
 }
 
-/// Who may know whom inside the pure layer: a word of another room, never its work.
+/// Allowed uses within the pure layer: types of another room, never its functions.
 const PURE_ACQUAINTANCES: &[(&str, &str, &str)] = &[
     ("classify", "identify", "who asks"),
     ("classify", "inspect", "a request's facts"),
@@ -230,7 +230,7 @@ fn word(text: &str) -> &str {
 }
 
 #[test]
-fn rooms_know_only_what_lies_below_them() {
+fn rooms_use_only_lower_layers() {
     let mut strays = Vec::new();
     let mut unused: Vec<_> = PURE_ACQUAINTANCES.iter().map(|(from, to, _)| (*from, *to)).collect();
     for path in files(&["src"], ".rs") {
@@ -258,7 +258,7 @@ fn rooms_know_only_what_lies_below_them() {
 }
 
 #[test]
-fn the_rules_of_the_layers_are_told_apart() {
+fn the_rules_of_the_layers_are_distinguished() {
     assert!(may_know("gateway", "accept") && !may_know("gateway", "admin") && !may_know("admin", "gateway"));
     assert!(may_know("forward", "dial") && !may_know("forward", "accept") && !may_know("record", "forward"));
     assert!(may_know("route::probe", "route") && !may_know("route", "route::probe") && !may_know("route", "clock"));
@@ -309,7 +309,7 @@ fn no_two_types_share_a_name() {
 }
 
 #[test]
-fn definitions_of_types_are_told_apart_from_uses() {
+fn type_definitions_are_distinguished_from_uses() {
     let found = |line| defined_type(line);
     assert_eq!(found("pub(super) struct Seat<'a> {"), Some("Seat"));
     assert_eq!(found("    pub(in super::super) enum Fed {"), Some("Fed"));
@@ -338,7 +338,7 @@ fn only_the_clock_reads_the_time() {
     report("the time is read outside clock.rs:", strays);
 }
 
-/// A room's `tests.rs` needs no words of its own.
+/// A room's `tests.rs` needs no module documentation.
 #[test]
 fn every_module_says_what_it_is_for() {
     let all = files(&["src", "tests", "benches"], ".rs");
@@ -436,8 +436,8 @@ fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().flat_map(move |(at, line)| line.split(cut).map(move |word| (at + 1, word)))
 }
 
-/// Of the golden page, which the room's own test holds to the code, and of one that knows an
-/// engine that reports everything.
+/// Names of the golden page, which its module's own test compares with the code, and of a page with an engine
+/// that reports everything.
 fn metric_names() -> BTreeSet<String> {
     let golden = read(&root().join("src/record/golden.prom"));
     let recorder = Recorder::new(Clock::start(), None);
@@ -533,7 +533,7 @@ fn settings_named_in_documents_exist() {
     report("a setting that does not exist:", strays);
 }
 
-/// Fenced YAML in documents must load where it is a whole file (it has `slo_classes` and `pools`).
+/// YAML blocks of documents must load if they are complete files (with `slo_classes` and `pools`).
 #[test]
 fn whole_settings_in_deploy_files_and_documents_load() {
     let mut tried = 0;
@@ -576,7 +576,7 @@ fn load(name: &str, text: &str) {
     }
 }
 
-/// The names of all tests, with the file that each one stands in.
+/// The names of all tests, with their files.
 fn test_names() -> BTreeMap<String, String> {
     let mut names = BTreeMap::new();
     for path in files(&["src", "tests"], ".rs") {
@@ -681,7 +681,7 @@ fn the_readmes_test_command_is_the_one_that_is_run() {
     assert!(read(&root().join(".ci/run")).contains("<!-- test -->"), ".ci/run reads it from the README");
 }
 
-/// What the compose file starts is what the command line knows.
+/// The compose file starts commands that exist.
 #[test]
 fn compose_starts_commands_that_exist() {
     let compose: serde_json::Value = serde_yaml::from_str(&read(&root().join("deploy/compose/compose.yaml"))).unwrap();

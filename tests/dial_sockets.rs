@@ -1,4 +1,4 @@
-//! Connections to engines over real sockets on the loopback: TLS, refusals, and answers whenever they come.
+//! Connections to engines over real loopback sockets: TLS, refused connections, early and late responses.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -71,7 +71,7 @@ async fn an_engine_behind_tls_is_verified_against_the_pools_own_roots() {
 }
 
 #[tokio::test]
-async fn nobody_listening_is_told_apart() {
+async fn a_refused_connection_is_distinguished() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
@@ -79,8 +79,7 @@ async fn nobody_listening_is_told_apart() {
     assert!(is_refusal(&refused.err().unwrap()));
 }
 
-/// An engine that answers every request; before some it waits for the last byte, to others it answers
-/// before it has read anything.
+/// An engine that responds to some requests after the last byte, and to others before it has read anything.
 async fn hasty_engine() -> u16 {
     const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -115,7 +114,7 @@ async fn hasty_engine() -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_answer_on_a_kept_line_is_heard_whenever_it_comes() {
+async fn an_early_response_on_a_reused_connection_is_read() {
     let to = Arc::new(address(Scheme::Http, "127.0.0.1", hasty_engine().await, None));
     let clock = Clock::start();
     let lines = Arc::new(ConnPool::new(Arc::new(Sockets::new()), clock));

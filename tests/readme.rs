@@ -1,9 +1,8 @@
-//! The README does what it says: every command in it is run, every block is read by the program
-//! it is for, and what the documents list is what there is.
+//! The README and the pages under `docs/` agree with the program.
 //!
-//! Processes and sockets are real; ports are replaced by free ones. A test waits for a
-//! condition, a bounded number of times. Where `promtool` is missing, the test that needs it
-//! says so; with `CI` set it fails instead.
+//! Every command of the README runs in a shell, every block is read by the program that it is for, and every list
+//! in a page is complete. Processes and sockets are real; ports are replaced by free ones. Without `curl` or
+//! `promtool` a test is skipped with a message; with `CI` set it fails instead.
 
 #[path = "e2e/running.rs"]
 #[expect(dead_code, reason = "shared with the end-to-end tests, which use all of it")]
@@ -20,7 +19,7 @@ use goodput::config;
 use goodput::record::journal::{HashKey, JournalHeader, JournalLine};
 use goodput::record::{EngineReport, Format, Recorder};
 use goodput::types::{EngineId, PoolId};
-use running::{Running, ask, attempt, get, until};
+use running::{Running, attempt, get, until};
 use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_goodput");
@@ -67,83 +66,34 @@ fn of_language(document: &str, language: &str) -> Vec<Block> {
     blocks(document).into_iter().filter(|block| block.language == language).collect()
 }
 
-/// The parts of a pipeline, each as its words: single quotes and lines that go on are understood.
-fn pipeline(line: &str) -> Vec<Vec<String>> {
-    let (mut parts, mut word, mut begun, mut quoted) = (vec![Vec::new()], String::new(), false, false);
-    for c in line.chars() {
-        match c {
-            '\'' => (quoted, begun) = (!quoted, true),
-            c if quoted => word.push(c),
-            c if c.is_whitespace() || c == '|' => {
-                if std::mem::take(&mut begun) {
-                    parts.last_mut().expect("there is always one").push(std::mem::take(&mut word));
-                }
-                if c == '|' {
-                    parts.push(Vec::new());
-                }
-            }
-            c => {
-                begun = true;
-                word.push(c);
-            }
-        }
-    }
-    if begun {
-        parts.last_mut().expect("there is always one").push(word);
-    }
-    parts
+/// The shell blocks of the README, in order.
+fn scripts() -> Vec<String> {
+    of_language(&read("README.md"), "sh").into_iter().map(|block| block.text).collect()
 }
 
-/// The commands of a shell block: a line that ends with `\`, or inside quotes, goes on.
-fn commands(block: &str) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
-    let mut goes_on = false;
-    for line in block.lines() {
-        let (text, more) = match line.strip_suffix('\\') {
-            Some(text) => (text, true),
-            None => (line, false),
-        };
-        match goes_on {
-            true => found.last_mut().expect("it goes on").push_str(text),
-            false if text.trim().is_empty() => continue,
-            false => found.push(text.to_owned()),
-        }
-        let open = found.last().is_some_and(|command| command.matches('\'').count() % 2 == 1);
-        goes_on = more || open;
-    }
-    found
-}
-
-/// All commands of the README, in order.
-fn readme_commands() -> Vec<String> {
-    of_language(&read("README.md"), "sh").iter().flat_map(|block| commands(&block.text)).collect()
-}
-
-/// Who runs a command of the README.
+/// The test that runs a shell block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum RunBy {
-    /// `the_demo_runs_and_what_it_prints_can_be_pasted`
+    /// `the_demo_runs_and_its_commands_can_be_pasted`
     Demo,
-    /// Whoever reads this: it is what runs this file. `tests/architecture.rs` holds `.ci/run` to it.
+    /// The reader of this file. `tests/architecture.rs` compares it with `.ci/run`.
     Tests,
-    /// `the_way_to_ones_own_engine`
-    Way,
-    /// `a_key_is_made`
-    Key,
-    /// Its services run in `tests/e2e`; `tests/architecture.rs` checks the file. Docker is not at hand.
+    /// `the_readmes_steps_lead_to_a_judged_request`, in a shell.
+    Step,
+    /// The same, as a process that stays.
+    Server,
+    /// `tests/e2e` runs its services, and `tests/architecture.rs` checks the file.
     Compose,
 }
 
-fn run_by(command: &str) -> Option<RunBy> {
-    let words: Vec<&str> = command.split_whitespace().collect();
-    Some(match words[..] {
+fn run_by(script: &str) -> RunBy {
+    match script.split_whitespace().collect::<Vec<_>>()[..] {
         ["cargo", "run", "--", "demo"] => RunBy::Demo,
         ["cargo", "test"] => RunBy::Tests,
-        ["goodput", "check" | "serve" | "engine" | "plan" | "rules", ..] | ["curl", ..] | ["echo", ..] => RunBy::Way,
-        ["goodput", "key", ..] => RunBy::Key,
         ["docker", "compose", "-f", "deploy/compose/compose.yaml", "up", "--build"] => RunBy::Compose,
-        _ => return None,
-    })
+        ["goodput", "serve" | "engine", ..] => RunBy::Server,
+        _ => RunBy::Step,
+    }
 }
 
 #[test]
@@ -153,10 +103,7 @@ fn every_block_of_the_readme_has_a_test() {
         let known = ["sh", "yaml", "promql", "text"];
         assert!(known.contains(&block.language.as_str()), "README.md:{}: nothing reads this block", block.line);
     }
-    let mut kinds = BTreeSet::new();
-    for command in readme_commands() {
-        kinds.insert(run_by(&command).unwrap_or_else(|| panic!("README.md: nothing runs `{command}`")));
-    }
+    let kinds: BTreeSet<RunBy> = scripts().iter().map(|script| run_by(script)).collect();
     assert_eq!(kinds.len(), 5, "{kinds:?}");
     assert!(root().join("deploy/compose/compose.yaml").exists());
     assert!(read("Cargo.toml").contains("[[bin]]\nname = \"goodput\""), "`cargo install` makes `goodput`");
@@ -189,154 +136,102 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A `curl` line, as the request that it would send.
-struct Curl {
-    authority: String,
-    request: String,
+/// Whether a program is installed; panics without it in CI.
+fn is_installed(program: &str, test: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|folder| folder.join(program).is_file()) {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "{program} is missing");
+    eprintln!("SKIPPED {test}: {program} is missing");
+    false
 }
 
-impl Curl {
-    fn read(words: &[String]) -> Curl {
-        let (mut url, mut headers, mut body) = (None, Vec::new(), None);
-        let mut words = words.iter().skip(1);
-        while let Some(word) = words.next() {
-            match word.as_str() {
-                "-N" | "-s" | "-i" | "-si" => {}
-                "-H" => headers.push(words.next().expect("a header").clone()),
-                "-d" => body = words.next().cloned(),
-                word if word.starts_with("http://") && url.is_none() => url = Some(word.to_owned()),
-                other => panic!("curl: nothing understands {other:?}"),
-            }
-        }
-        let url = url.expect("a URL");
-        let rest = url.strip_prefix("http://").expect("http");
-        let (authority, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
-        let method = if body.is_some() { "POST" } else { "GET" };
-        let mut request = format!("{method} {path} HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n");
-        headers.iter().for_each(|header| request.push_str(&format!("{header}\r\n")));
-        let body = body.unwrap_or_default();
-        request.push_str(&format!("content-length: {}\r\n\r\n{body}", body.len()));
-        Curl { authority: authority.to_owned(), request }
-    }
-
-    /// The body of a 200.
-    fn send(&self, address: &str) -> String {
-        ask(address, &self.request).unwrap_or_else(|answer| panic!("{}\n{answer}", self.request))
-    }
+/// Runs a script as a reader would, with `goodput` on the path. Returns its standard output.
+fn shell(folder: &Path, script: &str) -> String {
+    let own = Path::new(BINARY).parent().expect("a folder").to_owned();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(std::iter::once(own).chain(std::env::split_paths(&path))).expect("a path");
+    // An HTTP error ends the script.
+    let script = script.replace("curl ", "curl --fail-with-body ");
+    let done = Command::new("sh").args(["-e", "-c", &script]).current_dir(folder).env("PATH", path).output();
+    let done = done.expect("a shell");
+    assert!(done.status.success(), "{script}{}{}", text(&done.stdout), text(&done.stderr));
+    text(&done.stdout)
 }
 
-/// The lines of `text` that `grep '^...'` would leave, where the pipe ends in one.
-fn grepped(parts: &[Vec<String>], answer: String) -> String {
-    match parts {
-        [_] => answer,
-        [_, grep] if grep[0] == "grep" => {
-            let start = grep[1].strip_prefix('^').expect("a start of lines");
-            answer.lines().filter(|line| line.starts_with(start)).map(|line| format!("{line}\n")).collect()
-        }
-        other => panic!("nothing understands {other:?}"),
-    }
-}
-
-/// The first YAML block of the README, with its engine, and with ports of its own.
+/// The first YAML block of the README.
 fn readme_settings() -> String {
     of_language(&read("README.md"), "yaml").remove(0).text
 }
 
+const SHORT_SWEEP: &str =
+    "--rates 2 --repetitions 1 --warm-up 0.1 --min-seconds 0.2 --max-seconds 1 --first-look 1 --out swept";
+
 #[test]
-fn the_way_to_ones_own_engine() {
+fn the_readmes_steps_lead_to_a_judged_request() {
+    if !is_installed("curl", "the_readmes_steps_lead_to_a_judged_request") {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let settings = readme_settings();
     assert!(settings.starts_with("# goodput.yaml\n"));
-    fs::write(folder.path().join("goodput.yaml"), &settings).expect("the folder is ours");
+    let scripts = scripts();
+    let server = |command: &str| {
+        let script = scripts.iter().find(|script| script.starts_with(command)).expect("the README has it");
+        let mut process = Command::new(BINARY);
+        process.args(script.split_whitespace().skip(1).map(free_port)).current_dir(folder.path());
+        process
+    };
+    // The engine first: the README offers it last, for readers without one.
+    let engine = Running::start(server("goodput engine"), "the engine");
+    let moved = settings.replace("http://127.0.0.1:8000", &engine.url);
+    assert_ne!(moved, settings, "the engine's address is in its place");
+    let free = moved.replace("0.0.0.0:8080", "127.0.0.1:0").replace("127.0.0.1:9090", "127.0.0.1:0");
+    assert_eq!(free.matches("127.0.0.1:0").count(), 2, "both ports are in their places");
+    fs::write(folder.path().join("goodput.yaml"), free).expect("the folder is ours");
+    let mut serve = server("goodput serve");
+    serve.arg("--json");
+    let gateway = Running::start(serve, "the gateway");
+    let first: Value = serde_json::from_str(&gateway.first_line).expect("one line of JSON");
+    let admin = first["admin"].as_str().expect("the admin port").to_owned();
+    until("the engine is up", || {
+        let page = get(&admin, "/metrics").ok()?;
+        let mut engines = page.lines().filter(|line| line.starts_with("goodput_engine_up{"));
+        engines.any(|line| line.ends_with(" 1.0")).then_some(())
+    });
 
-    let mut running: BTreeMap<&str, Running> = BTreeMap::new();
-    let (mut admin, mut asked, mut seen) = (String::new(), 0, BTreeSet::new());
-    // The engine first: the README offers it last, for those who have none.
-    let mut commands = readme_commands();
-    commands.retain(|command| run_by(command) == Some(RunBy::Way));
-    commands.sort_by_key(|command| !command.starts_with("goodput engine"));
-    for command in &commands {
-        let parts = pipeline(command);
-        let words: Vec<&str> = parts.last().expect("a command").iter().map(String::as_str).collect();
-        match (parts[0][0].as_str(), words[0], words.get(1).copied()) {
-            ("goodput", _, Some("engine")) => {
-                let free: Vec<&str> = words[1..].iter().map(|word| free_port(word)).collect();
-                let mut engine = Command::new(BINARY);
-                engine.args(free);
-                running.insert("engine", Running::start(engine, "the engine"));
-            }
-            ("goodput", _, Some("serve")) => {
-                let moved = settings.replace("http://127.0.0.1:8000", &running["engine"].url);
-                assert_ne!(moved, settings, "the engine's address is in its place");
-                let free = moved.replace("0.0.0.0:8080", "127.0.0.1:0").replace("127.0.0.1:9090", "127.0.0.1:0");
-                assert_eq!(free.matches("127.0.0.1:0").count(), 2, "both ports are in their places");
-                fs::write(folder.path().join("goodput.yaml"), free).expect("the folder is ours");
-                let mut serve = Command::new(BINARY);
-                serve.args(&words[1..]).arg("--json").current_dir(folder.path());
-                let gateway = Running::start(serve, "the gateway");
-                let told: Value = serde_json::from_str(&gateway.first_line).expect("one line of JSON");
-                admin = told["admin"].as_str().expect("the operators' port").to_owned();
-                until("the engine is up", || {
-                    let page = get(&admin, "/metrics").ok()?;
-                    let mut engines = page.lines().filter(|line| line.starts_with("goodput_engine_up{"));
-                    engines.any(|line| line.ends_with(" 1.0")).then_some(())
-                });
-                running.insert("gateway", gateway);
-            }
-            ("goodput", _, Some("check" | "plan")) => {
-                let checked = goodput(folder.path(), &words[1..], "");
-                assert!(checked.status.success(), "{command}: {}", text(&checked.stdout));
-            }
-            ("goodput", _, Some("rules")) => {
-                let rules = goodput(folder.path(), &words[1..], "");
-                let told = text(&rules.stdout);
-                assert!(rules.status.success() && told.contains("alert: GoodputErrorBudgetBurn"), "{told}");
-            }
-            ("echo", "goodput", Some("check")) => {
-                let explained = goodput(folder.path(), &words[1..], &parts[0][1]);
-                let told = text(&explained.stdout);
-                assert!(explained.status.success() && told.contains("class      chat (default)"), "{told}");
-            }
-            ("curl", ..) => {
-                let curl = Curl::read(&parts[0]);
-                let (address, port) = match curl.authority.as_str() {
-                    "127.0.0.1:8080" => (running["gateway"].url.clone(), "clients"),
-                    "127.0.0.1:9090" => (admin.clone(), "operators"),
-                    other => panic!("{other} is nobody's default"),
-                };
-                let answer = grepped(&parts, curl.send(&address));
-                seen.insert(port);
-                asked += usize::from(curl.request.starts_with("POST"));
-                expect_answer(&curl, &answer, asked);
-            }
-            _ => panic!("nothing runs `{command}`"),
+    let mut expected = BTreeMap::from([
+        ("goodput check", &["no problem (1 class, 1 pool)", "class      chat (default)"][..]),
+        ("curl -N", &["data: [DONE]", "\"id\":\"my-model\""]),
+        // Whether the request was met depends on how busy this machine is.
+        ("curl -s", &["slo_met_total{", "slo_total{", " 1\n", "\"class\":\"chat\"", "\"total\":1"]),
+        ("goodput rules", &["alert: GoodputErrorBudgetBurn"]),
+        ("goodput key", &["label: \"prod\"", "blake3: \""]),
+        ("goodput sweep", &[]),
+        ("goodput plan", &["replicas"]),
+    ]);
+    for script in scripts.iter().filter(|script| run_by(script) == RunBy::Step) {
+        let (clients, operators) = (gateway.address(), admin.trim_start_matches("http://"));
+        let moved = script.replace("127.0.0.1:8080", clients).replace("127.0.0.1:9090", operators);
+        let mut moved = moved.replace("127.0.0.1:8000", engine.address());
+        if script.starts_with("goodput sweep") {
+            // One short run in place of most of an hour; 1 is its exit code without a goodput.
+            moved = format!("{} {SHORT_SWEEP} || [ $? -eq 1 ]", moved.trim_end());
+        }
+        let printed = shell(folder.path(), &moved);
+        let start = expected.keys().copied().find(|start| script.starts_with(start));
+        let Some(parts) = start.and_then(|start| expected.remove(start)) else { panic!("nothing expects `{script}`") };
+        for part in parts {
+            assert!(printed.contains(part), "{script}: no {part}\n{printed}");
         }
     }
-    assert_eq!((asked, seen.len()), (1, 2));
+    assert!(expected.is_empty(), "the README has no {expected:?}");
+    assert!(folder.path().join("swept/report.html").exists());
     let page = get(&admin, "/").expect("a page for browsers");
     assert!(page.contains("id=\"class-chat\""), "{page}");
     queries_name_what_is_there(&get(&admin, "/metrics").expect("a page"));
-    access_lines_have_the_documented_fields(&running["gateway"]);
-}
-
-/// What a reader expects to see after each `curl` of the README.
-fn expect_answer(curl: &Curl, answer: &str, asked: usize) {
-    let path = curl.request.split(' ').nth(1).unwrap_or_default();
-    match path {
-        "/v1/chat/completions" => assert!(answer.contains("data: [DONE]"), "{answer}"),
-        "/v1/models" => assert!(answer.contains("\"id\":\"my-model\""), "{answer}"),
-        "/metrics" => {
-            let total = |name: &str| -> f64 {
-                let of = answer.lines().filter(|line| line.starts_with(&format!("{name}{{")));
-                of.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
-            };
-            // Whether it was met depends on how busy this machine is.
-            assert_eq!(total("slo_total"), asked as f64, "{answer}");
-            assert!(total("slo_met_total") <= asked as f64 && answer.contains("slo_met_total{"), "{answer}");
-        }
-        "/slo" => assert!(answer.contains("\"class\":\"chat\"") && answer.contains("\"total\":1"), "{answer}"),
-        other => panic!("nobody said what {other} answers"),
-    }
+    access_lines_have_the_documented_fields(&gateway);
 }
 
 fn free_port(word: &str) -> &str {
@@ -345,7 +240,10 @@ fn free_port(word: &str) -> &str {
 
 /// `cargo run -- demo`, without `cargo run`: the same program with the same words.
 #[test]
-fn the_demo_runs_and_what_it_prints_can_be_pasted() {
+fn the_demo_runs_and_its_commands_can_be_pasted() {
+    if !is_installed("curl", "the_demo_runs_and_its_commands_can_be_pasted") {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let free = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
     let mut demo = Command::new(BINARY);
@@ -356,22 +254,17 @@ fn the_demo_runs_and_what_it_prints_can_be_pasted() {
     while !invitation.trim_end().ends_with("/slo") {
         assert!(output.read_line(&mut invitation).expect("text") > 0, "it ended early: {invitation}");
     }
-    let (mut sent, mut widest) = (0, 0);
-    for line in invitation.lines() {
-        widest = widest.max(line.chars().count());
-    }
-    let indented: Vec<&str> = invitation.lines().filter_map(|line| line.strip_prefix("  ")).collect();
-    for command in commands(&indented.join("\n")) {
-        let parts = pipeline(&command);
-        let curl = Curl::read(&parts[0]);
-        let answer = grepped(&parts, curl.send(&format!("http://{}", curl.authority)));
-        assert!(!answer.is_empty(), "{command}");
-        sent += 1;
+    let widest = invitation.lines().map(|line| line.chars().count()).max();
+    let script: Vec<&str> = invitation.lines().filter_map(|line| line.strip_prefix("  ")).collect();
+    let script = script.join("\n");
+    assert_eq!(script.matches("curl ").count(), 5, "{invitation}");
+    let printed = shell(folder.path(), &script);
+    for part in ["data: [DONE]", "\"object\":\"list\"", "slo_total{", "\"classes\""] {
+        assert!(printed.contains(part), "no {part}\n{printed}");
     }
     let _ = child.kill();
     let _ = child.wait();
-    assert_eq!(sent, 5, "{invitation}");
-    assert!(widest <= 80, "{widest} columns: {invitation}");
+    assert!(widest <= Some(80), "{widest:?} columns: {invitation}");
 
     let readme = read("README.md");
     assert!(readme.contains("`cargo run -- demo --seconds 20 --json` ends by itself"));
@@ -381,23 +274,13 @@ fn the_demo_runs_and_what_it_prints_can_be_pasted() {
     assert_eq!(told["classes"].as_array().map(Vec::len), Some(5), "{told}");
 }
 
-/// What is to be imported is what the program writes.
+/// The dashboard file equals the output of the command.
 #[test]
 fn the_dashboard_that_is_deployed_is_the_one_that_is_printed() {
     let printed = goodput(root(), &["dashboard"], "");
     assert!(printed.status.success(), "{}", text(&printed.stderr));
     let deployed = read("deploy/grafana/goodput.json");
     assert!(text(&printed.stdout) == deployed, "write it anew: goodput dashboard > deploy/grafana/goodput.json");
-}
-
-#[test]
-fn a_key_is_made() {
-    let commands = readme_commands();
-    let command = commands.iter().find(|command| run_by(command) == Some(RunBy::Key)).expect("the README makes a key");
-    let words: Vec<&str> = command.split_whitespace().skip(1).collect();
-    let made = goodput(root(), &words, "");
-    let told = text(&made.stdout);
-    assert!(made.status.success() && told.contains("label: \"prod\"") && told.contains("blake3: \""), "{told}");
 }
 
 // ---- Prometheus ---------------------------------------------------------------------------------
@@ -432,18 +315,14 @@ fn queries_name_what_is_there(page: &str) {
 
 #[test]
 fn prometheus_takes_the_readmes_settings_and_queries() {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let Some(promtool) = std::env::split_paths(&path).map(|folder| folder.join("promtool")).find(|file| file.is_file())
-    else {
-        assert!(std::env::var_os("CI").is_none(), "promtool is missing; install Prometheus");
-        eprintln!("SKIPPED prometheus_takes_the_readmes_settings_and_queries: promtool is missing; install Prometheus");
+    if !is_installed("promtool", "prometheus_takes_the_readmes_settings_and_queries") {
         return;
-    };
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let check = |what: &str, name: &str, content: &str| {
         let file = folder.path().join(name);
         fs::write(&file, content).expect("the folder is ours");
-        let done = Command::new(&promtool).args(["check", what]).arg(&file).output().expect("it was found");
+        let done = Command::new("promtool").args(["check", what]).arg(&file).output().expect("it was found");
         assert!(done.status.success(), "{}{}", text(&done.stdout), text(&done.stderr));
     };
     let scrape = of_language(&read("README.md"), "yaml").remove(1).text;
@@ -456,9 +335,8 @@ fn prometheus_takes_the_readmes_settings_and_queries() {
         .collect();
     let rules = serde_json::json!({"groups": [{"name": "readme", "rules": rules}]});
     check("rules", "rules.yml", &rules.to_string());
-    // What `plan` says of the moment for a new sweep is for Prometheus, too.
-    let command =
-        readme_commands().into_iter().find(|command| command.starts_with("goodput plan")).expect("it is there");
+    // The rules of `plan` are for Prometheus too.
+    let command = scripts().into_iter().find(|script| script.starts_with("goodput plan")).expect("the README has it");
     fs::write(folder.path().join("goodput.yaml"), readme_settings()).expect("the folder is ours");
     let words: Vec<&str> = command.split_whitespace().skip(1).chain(["--rules"]).collect();
     let planned = goodput(folder.path(), &words, "");
@@ -466,7 +344,7 @@ fn prometheus_takes_the_readmes_settings_and_queries() {
     check("rules", "baseline.yml", &text(&planned.stdout));
 }
 
-// ---- what the documents list is what there is ------------------------------------------------------
+// ---- lists in the documents are complete ------------------------------------------------------------
 
 /// The rows of the tables below a heading that begins so: the cells of each.
 fn rows_below(document: &str, heading: &str) -> Vec<Vec<String>> {
@@ -483,7 +361,7 @@ fn rows_below(document: &str, heading: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// What stands in the first cells, in code quotes.
+/// The code-quoted text of the first cells.
 fn first_cells(rows: &[Vec<String>]) -> BTreeSet<String> {
     let quoted = |row: &Vec<String>| row[0].strip_prefix('`')?.split('`').next().map(str::to_owned);
     rows.iter().filter_map(quoted).collect()
@@ -640,81 +518,15 @@ fn anchor(heading: &str) -> String {
 
 // ---- the settings -----------------------------------------------------------------------------------
 
-/// What the schema says about a key.
-#[derive(Debug, PartialEq, Eq)]
-struct Key {
-    required: bool,
-    later: bool,
-    default: Option<String>,
-}
-
-/// The keys of a block of the schema.
-fn keys_of(block: &Value) -> BTreeMap<String, Key> {
-    let required: Vec<&str> = block["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let key = |(name, value): (&String, &Value)| {
-        let said = value["description"].as_str().unwrap_or_default();
-        let default = said.split_once("Default: ").map(|(_, default)| bare(default.trim_end_matches('.')));
-        let later = value.get("not").is_some();
-        (name.clone(), Key { required: required.contains(&name.as_str()), later, default })
-    };
-    block["properties"].as_object().into_iter().flatten().map(key).collect()
-}
-
-fn bare(text: &str) -> String {
-    text.replace('`', "")
-}
-
-/// The name of the block that a value is, or holds.
-fn block_in(value: &Value) -> Option<&str> {
-    value.as_object()?;
-    if let Some(name) = value["$ref"].as_str() {
-        return name.strip_prefix("#/$defs/");
-    }
-    let inside = [&value["items"], &value["additionalProperties"]];
-    let choices = value["anyOf"].as_array().into_iter().flatten();
-    inside.into_iter().chain(choices).find_map(block_in)
-}
-
-/// Follows a path such as `pools[].engine` to the name of its block.
-fn block_at(schema: &Value, path: &str) -> String {
-    let mut name: Option<String> = None;
-    for step in path.split('.').filter(|step| *step != "NAME") {
-        let here = name.as_ref().map_or(schema, |name| &schema["$defs"][name.as_str()]);
-        let value = &here["properties"][step.trim_end_matches("[]")];
-        name = Some(block_in(value).unwrap_or_else(|| panic!("{path}: {step} is no block")).to_owned());
-    }
-    name.expect("a path")
-}
-
 #[test]
-fn every_key_of_the_settings_is_documented_as_it_is() {
-    let schema = config::schema();
-    let page = read("docs/configuration.md");
-    let mut documented = BTreeSet::new();
-    for heading in page.lines().filter_map(|line| line.strip_prefix("## ")) {
-        let path = heading.trim_matches('`');
-        let block = match path {
-            "The whole file" => &schema,
-            path => {
-                let name = block_at(&schema, path);
-                assert!(documented.insert(name.clone()), "{name} is documented twice");
-                &schema["$defs"][name.as_str()]
-            }
-        };
-        let listed: BTreeMap<String, Key> = rows_below(&page, heading)
-            .into_iter()
-            .skip(1)
-            .map(|row| {
-                let default = bare(&row[2]);
-                let (required, later) = (default == "required", default == "not available yet");
-                let default = (!required && !later && !default.is_empty()).then_some(default);
-                (bare(&row[0]), Key { required, later, default })
-            })
-            .collect();
-        assert_eq!(listed, keys_of(block), "docs/configuration.md, {heading}");
-    }
-    let all: BTreeSet<String> = schema["$defs"].as_object().expect("blocks").keys().cloned().collect();
-    assert_eq!(documented, all);
+fn the_tables_of_keys_are_those_of_the_schema() {
+    let printed = goodput(root(), &["schema", "--markdown", "docs/configuration.md"], "");
+    assert!(printed.status.success(), "{}", text(&printed.stderr));
+    let is_same = text(&printed.stdout) == read("docs/configuration.md");
+    assert!(
+        is_same,
+        "write it anew: goodput schema --markdown docs/configuration.md, whose text is in src/config/schema.rs"
+    );
 }
 
 /// Files and variables that the examples refer to.
@@ -794,7 +606,7 @@ fn lay(ground: &mut Vec<Value>, item: &Value) {
     }
 }
 
-/// The README's own settings have no problem as they stand: nothing is to be filled in to try.
+/// The README's settings have no problem as they are.
 #[test]
 fn the_readmes_settings_are_whole() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -223,8 +223,8 @@ fn log_end<E: std::fmt::Display>(ended: Option<Result<(), E>>) {
     }
 }
 
-/// Whether the connection ended because its client broke the protocol: what it sent was no request, nor
-/// anything else. (What h2 refuses of a single stream it tells nobody.)
+/// Whether the connection ended because its client violated the protocol before or between requests. (h2 does
+/// not report what it rejects of a single stream.)
 fn breaks_http2(error: &hyper::Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<h2::Error>());
     let reason = cause.filter(|cause| !cause.is_remote() && !cause.is_io()).and_then(h2::Error::reason);
@@ -301,7 +301,7 @@ async fn drive<T: ConnDriver>(talk: &mut T, minder: &mut DeadlineWatch, mut alar
     .await
 }
 
-/// What to do with a connection.
+/// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnCommand {
     GoOn,

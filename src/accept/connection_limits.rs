@@ -15,7 +15,7 @@ use super::conn_state::ConnState;
 /// The open connections of one listener; see the module.
 #[derive(Default)]
 pub(super) struct Connections {
-    /// By where they lie.
+    /// The open connections, by their memory address.
     open: Mutex<HashMap<usize, OpenConn, ahash::RandomState>>,
     of_address: Mutex<AddressCounts>,
     /// Places wanted for which no idle connection was found.
@@ -54,8 +54,8 @@ impl Connections {
         Entered { connections: self, key }
     }
 
-    /// A place for a connection from `address`; none where it has as many already as `most` says, which
-    /// is told how many others have.
+    /// A slot for a connection from `address`; `None` if the address already has `most(others)` connections,
+    /// where `others` is the number of connections from other addresses.
     pub(super) fn place(self: &Arc<Self>, address: IpAddr, most: impl FnOnce(usize) -> usize) -> Option<AddressSlot> {
         let address = host_of(address);
         let mut counts = self.of_address.lock();

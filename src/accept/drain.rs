@@ -91,7 +91,7 @@ impl Drain {
         self.cut_now(clock).await;
     }
 
-    /// The last phases without waiting for open responses: they are told, then cut.
+    /// The last phases without waiting for open responses: they get an error event, then are cut.
     pub async fn cut_now(&self, clock: Clock) {
         self.advance(DrainPhase::Over);
         clock.sleep_until(Some(clock.now() + Self::FINAL_GRACE)).await;

@@ -236,8 +236,8 @@ fn relieved(crowded: &mut VecDeque<Crowded>, door: &ConnectionServer, most: usiz
     None
 }
 
-/// So many wait for an idle connection of their own address to end, and so long: nobody else waits
-/// for them.
+/// Most connections that wait for an idle connection of their own address to close, and the longest wait; no
+/// other connection waits for them.
 const MOST_CROWDED: usize = 64;
 const UNTIL_IDLE_ENDS: Duration = Duration::from_millis(500);
 

@@ -404,7 +404,7 @@ mod http2 {
         (sender.ready().await.unwrap(), driver, task)
     }
 
-    /// A client that accepts no byte of a response until told to.
+    /// A client that accepts no byte of a response until the test lets it.
     async fn connect_shut(house: &House, act: Act) -> (SendRequest<Bytes>, Arc<Notify>, JoinHandle<Tick>) {
         let (client, task) = house.connect(act, 65_536);
         let mut builder = client::Builder::new();

@@ -1,5 +1,5 @@
-//! What the status page loads beside itself: one style sheet, one script, one picture. All of it is in the
-//! program, so the page works without the internet.
+//! Assets of the status page: one style sheet, one script, one icon. They are part of the binary, so the page
+//! works without internet access.
 
 use std::sync::LazyLock;
 

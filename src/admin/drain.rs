@@ -12,7 +12,7 @@ use super::{LONGEST, LONGEST_WISH, SharedView, plain};
 use crate::route::DrainError;
 use crate::types::{EngineId, PoolId};
 
-/// What an operator wants of an engine.
+/// An operator's order for an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainOrder {
     /// Its pool.
@@ -21,7 +21,7 @@ pub struct DrainOrder {
     pub engine: EngineId,
     /// It is drained; else it is put back.
     pub drain: bool,
-    /// For how long; `None`: until it is put back.
+    /// Duration; `None`: until it is put back.
     pub length: Option<Duration>,
     /// Also the last engine of its pool that takes requests.
     pub may_empty_pool: bool,

@@ -1,7 +1,7 @@
-//! The status page, and what keeps an open one up to date: server-sent events with the parts that changed.
+//! Live updates of the status page: server-sent events with the changed parts.
 //!
-//! Parts are rendered once a second at most, however many look, and on a thread that may be kept busy. Viewers
-//! are few ([`VIEWERS`]); whoever comes beyond that is told to reload.
+//! Parts are rendered at most once a second, whatever the number of viewers, on a blocking thread. At most
+//! [`VIEWERS`] are served; further ones are told to reload.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,20 +24,20 @@ use crate::types::Tick;
 /// Open pages that are kept up to date at one time.
 const VIEWERS: usize = 32;
 
-/// How often an open page is told what changed.
+/// Interval of updates of an open page.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// What was rendered is shown to whoever asks within this time.
+/// Time for which a rendered page is reused.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Nothing but what the port itself serves: no inline script, no inline style, no frame, no other site.
+/// Content of this port only: no inline script, no inline style, no frame, no other site.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What was rendered last, and when.
+/// The last rendered page, and its time.
 type RenderedPage = Mutex<Option<(Tick, Arc<PageParts>)>>;
 
-/// The page of one view, rendered when somebody looks.
+/// The page of one view, rendered on demand.
 pub(super) struct LivePage {
     view: Arc<dyn AdminView>,
     clock: Clock,
@@ -47,7 +47,7 @@ pub(super) struct LivePage {
     viewers: Arc<Semaphore>,
 }
 
-/// What one viewer has been sent.
+/// The parts last sent to a viewer.
 struct Viewer {
     live: Arc<LivePage>,
     span: HistorySpan,
@@ -95,7 +95,7 @@ impl LivePage {
         (headers, Body::from_stream(events)).into_response()
     }
 
-    /// The parts of the page; `None` where they could not be made.
+    /// The parts of the page; `None` if rendering failed.
     async fn parts(&self, span: HistorySpan) -> Option<Arc<PageParts>> {
         let mut rendered = self.rendered[span as usize].lock().await;
         let now = self.clock.now();
@@ -112,7 +112,7 @@ impl LivePage {
 }
 
 impl Viewer {
-    /// The next events: all parts at first, then those that changed.
+    /// The next events: all parts at first, then the changed ones.
     async fn next(&mut self) -> Option<String> {
         let mut text = String::new();
         if self.last.is_some() {
@@ -130,7 +130,7 @@ impl Viewer {
             }
         }
         if text.is_empty() {
-            // Shows whether anybody is there still.
+            // Detects whether the viewer is still connected.
             text.push_str(":\n\n");
         }
         self.last = Some(parts);
@@ -148,8 +148,7 @@ fn push_event(text: &mut String, name: &str, data: &str) {
     text.push_str("\n\n");
 }
 
-/// The span of time that a request's query names: `span=day`. The last hour where it names none; `None` of
-/// another word.
+/// The history span of a request's query (`span=day`). The last hour without one; `None` for an unknown word.
 pub(super) fn span_of(request: &Request) -> Option<HistorySpan> {
     let pairs = request.uri().query().unwrap_or_default().split('&');
     let named = pairs.filter_map(|pair| pair.strip_prefix("span=")).next();

@@ -1,9 +1,8 @@
-//! Who may use the operators' port where no token says who somebody is.
+//! Protection of the admin port when no token identifies the caller.
 //!
-//! A page of another site can make a browser on the operator's machine send requests here: by a
-//! name of its own that it lets point to this address (DNS rebinding), or by a form. So without a
-//! token only names that no other site can have are answered, and a browser's writes count only
-//! from pages of this port.
+//! A page of another site can make a browser on the operator's machine send requests here: by a name of its
+//! own that resolves to this address (DNS rebinding), or by a form. Without a token, only names that no other
+//! site can have are accepted, and a browser's writes count only from pages of this port.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,8 +15,8 @@ use http::{HeaderMap, Method};
 pub struct Hosts {
     /// Further ones than those of this machine, in lower case.
     pub names: Vec<String>,
-    /// The port listens beyond this machine: any address is one of its own, and no site can have
-    /// an address as its name without being there.
+    /// The port listens beyond this machine, so any IP address is accepted: a site cannot have an address as
+    /// its name without being there.
     pub any_address: bool,
 }
 

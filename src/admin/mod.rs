@@ -1,23 +1,22 @@
-//! The operators' port: metrics, liveness, readiness, attainment, reload, status page.
+//! The admin port: metrics, liveness, readiness, attainment, reload, status page.
 //!
 //! | path | answer |
 //! | --- | --- |
-//! | `GET /livez` | 200 as long as the process answers at all |
-//! | `GET /readyz` | 200 from the first good settings until the process leaves, 503 after |
-//! | `GET /metrics` | Prometheus text 0.0.4; OpenMetrics 1.0 where the `Accept` header prefers it |
+//! | `GET /livez` | 200 while the process responds |
+//! | `GET /readyz` | 200 from the first valid settings until the shutdown, then 503 |
+//! | `GET /metrics` | Prometheus text 0.0.4; OpenMetrics 1.0 if the `Accept` header prefers it |
 //! | `GET /slo` | attainment of each class, as JSON |
-//! | `GET /status` | everything there is to show, as JSON |
-//! | `GET /` | the same as a page; `GET /events` keeps an open one up to date, `GET /assets/..` is what it loads |
-//! | `POST /-/drain` | drains an engine, for a while or until it is put back; only with a token |
-//! | `POST /-/degrade` | sets the overload level of a class, for a while or until it is handed back; only with a token |
-//! | `POST /-/reload` | reads the settings again: 200 with the keys that wait for a restart, or 409 with the problems while the old ones stay |
+//! | `GET /status` | the complete status, as JSON |
+//! | `GET /` | the status page; `GET /events` updates an open page, `GET /assets/..` are its files |
+//! | `POST /-/drain` | drains an engine, for a time or until it is put back; only with a token |
+//! | `POST /-/degrade` | sets the overload level of a class, for a time or until it is returned; only with a token |
+//! | `POST /-/reload` | reloads the settings: 200 with the keys that need a restart, or 409 with all problems |
 //!
-//! With a token configured, everything but the two probes asks for it: as a bearer, or, to
-//! look and not to change anything, as the password of HTTP Basic, which browsers ask for. Without
-//! one, everything but the two probes is answered under the names in [`Hosts`] only. Nothing is
-//! changed for a page of another site, and settings are read once a second at most.
-//! What is shown comes through [`AdminView`]; this room keeps nothing and counts nothing. Any listener can carry
-//! the router: `cli` gives it one of `accept`'s, with its limits on time and size.
+//! With a token configured, everything but the two probes requires it: as a bearer token, or, for reading only, as the
+//! password of HTTP Basic, which browsers support. Without a token, everything but the two probes must be addressed by
+//! a name in [`Hosts`]. Requests from pages of other sites change nothing, and settings are read at most once a second.
+//! Data come through [`AdminView`]; this module stores and counts nothing. `cli` serves the router on a listener of
+//! `accept`, with its limits on time and size.
 
 mod assets;
 mod drain;
@@ -62,7 +61,7 @@ use crate::record::HistorySpan;
 use crate::route::DrainError;
 use tokio::sync::Semaphore;
 
-/// What the operators' port shows and does.
+/// Data and actions of the admin port.
 pub trait AdminView: Send + Sync + 'static {
     /// The metrics page, in OpenMetrics or in text 0.0.4. Called on a thread that may be kept busy.
     fn metrics(&self, openmetrics: bool) -> String;
@@ -70,24 +69,21 @@ pub trait AdminView: Send + Sync + 'static {
     /// Whether new clients may be sent here.
     fn is_ready(&self) -> bool;
 
-    /// How each class stands.
-    fn slo(&self) -> Vec<ClassStanding>;
+    /// SLO status of each class.
+    fn slo(&self) -> SloBody;
 
-    /// Everything there is to show, the histories of classes over this span. Called on a thread that may be
-    /// kept busy.
+    /// The complete status, with the histories of classes over this span. Called on a blocking thread.
     fn status(&self, span: HistorySpan) -> GatewayStatus;
 
     /// Drains an engine, or puts it back.
     ///
-    /// # Errors
-    /// There is no such engine, or it is the last one.
+    /// # Errors No such engine, or the last one of its pool.
     fn drain(&self, order: &DrainOrder) -> Result<EngineStatus, DrainError>;
 
-    /// Sets the overload level of a class, for so long or until it is handed back; or hands it
-    /// back (`None`).
+    /// Sets the overload level of a class for this long, or until it is returned to automatic control
+    /// (`None`).
     ///
-    /// # Errors
-    /// What is wrong with the class or the level.
+    /// # Errors Unknown class, or a level that it does not have.
     fn force_level(
         &self,
         class: &str,
@@ -95,28 +91,42 @@ pub trait AdminView: Send + Sync + 'static {
         length: Option<Duration>,
     ) -> Result<Degradation, LevelError>;
 
-    /// Counts so many invented misses in the class `drill`.
+    /// Counts this many test misses in the class `drill`.
     fn drill(&self, misses: u64);
 
-    /// Reads the settings again; says which keys wait for a restart. The error is all problems, one
-    /// line each.
+    /// Reloads the settings, and returns the keys that need a restart. The error is all problems, one line
+    /// each.
     fn reload(&self) -> BoxFuture<'_, Reloaded>;
 }
 
-/// What came of reading the settings again: the keys that wait for a restart, or all problems.
+/// Result of a reload: the keys that need a restart, or all problems.
 pub type Reloaded = Result<Vec<&'static str>, Vec<String>>;
 
-/// How a class stands against its promise, over its window.
+/// The body of `GET /slo`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct SloBody {
+    /// Source of the figures, if they may cover all gateways.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Every class, in the order of the settings.
+    pub classes: Vec<ClassStanding>,
+}
+
+/// SLO status of a class over its window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClassStanding {
     /// The class.
     pub class: String,
     /// The length of the window in seconds.
     pub window_seconds: u64,
-    /// How many of these are counted: less until the class has been in this process so long.
+    /// Counted part of the window: less until the class has existed for that long.
     pub covered_seconds: u64,
-    /// Unix time from which on it is counted, in seconds: what was before is in no figure here.
+    /// Unix time in seconds from which on requests are counted.
     pub since_unix_seconds: u64,
+    /// Source of the counts: `process`, `file` (this gateway over its restarts) or `prometheus` (all
+    /// gateways).
+    #[serde(default)]
+    pub source: Cow<'static, str>,
     /// The share of judged requests that must be met.
     pub target: f64,
     /// Requests met in the window.
@@ -131,19 +141,19 @@ pub struct ClassStanding {
     pub burn_rate: Vec<BurnRate>,
     /// The same by prompt length, lengths of which anything was judged.
     pub lengths: Vec<LengthStanding>,
-    /// Lengths of prompts and answers against those that the class assumes.
+    /// Observed lengths against those that the class assumes.
     pub workload_drift: Vec<DriftStanding>,
     /// Requests in flight.
     pub in_flight: u64,
-    /// Of these, how many wait for a seat.
+    /// Requests waiting for a seat.
     pub waiting: u64,
-    /// Of those in flight, how many have broken an objective already.
+    /// Requests in flight that have already broken an objective.
     pub overdue: u64,
     /// Its overload level; absent for a class that has none.
     pub degradation: Option<Degradation>,
 }
 
-/// How the prompts of one length stand.
+/// SLO status of one prompt length.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LengthStanding {
     /// `short`, `medium`, `long`, or `unknown`.
@@ -169,27 +179,26 @@ pub struct DriftStanding {
     pub percentile: Cow<'static, str>,
     /// Observed by assumed.
     pub ratio: f64,
-    /// What to do, where it is another workload.
+    /// Advice, if the workload has changed.
     pub advice: Option<String>,
 }
 
-/// At which overload level a class is, and what was measured last.
+/// Overload level of a class, and the last measurements.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Degradation {
     /// Levels in force.
     pub level: usize,
     /// Levels that it has.
     pub levels: usize,
-    /// What those in force do.
+    /// Actions in force.
     pub actions: Vec<String>,
     /// Whether it was set by hand.
     pub forced: bool,
-    /// For how many seconds that still stands; absent where it has no end, or was not.
+    /// Remaining seconds of a manual setting; absent without a limit or without a setting.
     pub forced_for_seconds: Option<u64>,
-    /// How many times too fast the budget was spent in the last minute, without what was shed;
-    /// absent where too few were judged.
+    /// Burn rate of the last minute, without shed requests; absent if too few were judged.
     pub burn_rate: Option<f64>,
-    /// How long a request would wait for a seat; absent where nobody can tell.
+    /// Expected wait for a seat; absent if unknown.
     pub queue_wait_seconds: Option<f64>,
     /// Requests that wait in front of its first pool.
     pub queue_depth: u64,
@@ -198,9 +207,9 @@ pub struct Degradation {
 /// Why a level could not be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LevelError {
-    /// No class has this name.
+    /// Unknown class.
     UnknownClass,
-    /// The class has only so many levels.
+    /// The class has only this many levels.
     TooHigh(usize),
 }
 
@@ -215,12 +224,12 @@ pub struct BurnRate {
     pub rate: f64,
 }
 
-/// Who may use the port.
+/// Access control of the port.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     /// Whoever shows this.
     pub token: Option<SecretString>,
-    /// Without a token: whoever asks for one of these.
+    /// Host names accepted without a token.
     pub hosts: Hosts,
 }
 
@@ -290,11 +299,7 @@ async fn metrics(State(view): SharedView, headers: HeaderMap, pages: Arc<Metrics
 }
 
 async fn slo(State(view): SharedView) -> Response {
-    #[derive(Serialize)]
-    struct SloBody {
-        classes: Vec<ClassStanding>,
-    }
-    let body = serde_json::to_vec(&SloBody { classes: view.slo() });
+    let body = serde_json::to_vec(&view.slo());
     let body = body.expect("names and numbers are always JSON");
     ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
 }
@@ -363,7 +368,7 @@ async fn degrade(State(view): SharedView, request: Request) -> Response {
     }
 }
 
-/// What changes what clients get is for those only who can show who they are.
+/// Actions that affect clients require credentials.
 async fn not_without_token() -> Response {
     plain(StatusCode::FORBIDDEN, "what changes something needs a token: set admin.token_file and restart\n")
 }
@@ -393,8 +398,7 @@ async fn keep_out(State(access): State<Arc<Access>>, request: Request, next: Nex
                     or set admin.token_file\n";
         return plain(StatusCode::FORBIDDEN, text);
     }
-    // What a browser has been told as Basic it sends along wherever a page of somebody else leads
-    // it: good enough to look, and not to change anything.
+    // A browser sends stored Basic credentials with requests from any page, so they permit reading only.
     let looks = request.method().is_safe();
     if let Some(token) = &access.token
         && !carries(request.headers(), token, looks)
@@ -402,7 +406,7 @@ async fn keep_out(State(access): State<Arc<Access>>, request: Request, next: Nex
         return unauthorized(looks);
     }
     let mut response = next.run(request).await;
-    // A method that no route has is not worth a body, but must name those that are there.
+    // A wrong method needs no body, but must name the allowed ones.
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
         let allow = response.headers().get(ALLOW).cloned();
         response = plain(StatusCode::METHOD_NOT_ALLOWED, "another method is needed here\n");
@@ -428,7 +432,7 @@ fn unauthorized(looks: bool) -> Response {
     response
 }
 
-/// Whether the token was sent, as a bearer or, where that will do, as the password of any user.
+/// Whether the token was sent, as a bearer token or, if allowed, as the password of any user.
 fn carries(headers: &HeaderMap, token: &SecretString, basic_will_do: bool) -> bool {
     let mut sent = headers.get_all(AUTHORIZATION).iter();
     let (Some(only), None) = (sent.next(), sent.next()) else { return false };
@@ -445,7 +449,7 @@ fn carries(headers: &HeaderMap, token: &SecretString, basic_will_do: bool) -> bo
     colon.is_some_and(|colon| is_the_token(&pair[colon + 1..], token))
 }
 
-/// Compared by hash, so that the time taken tells neither a matching prefix nor the length.
+/// Compared by hash, so that the timing reveals neither a matching prefix nor the length.
 fn is_the_token(sent: &[u8], token: &SecretString) -> bool {
     let (sent, right) = (blake3::hash(sent), blake3::hash(token.expose_secret().as_bytes()));
     bool::from(sent.as_bytes().ct_eq(right.as_bytes()))
@@ -484,14 +488,16 @@ mod tests {
             self.ready
         }
 
-        fn slo(&self) -> Vec<ClassStanding> {
+        fn slo(&self) -> SloBody {
             let burn_rate = vec![BurnRate { window_seconds: 3600, covered_seconds: 60, rate: 0.5 }];
-            vec![ClassStanding { class: "<chat>".to_owned(), met: 9, total: 10, burn_rate, ..ClassStanding::default() }]
+            let class =
+                ClassStanding { class: "<chat>".to_owned(), met: 9, total: 10, burn_rate, ..ClassStanding::default() };
+            SloBody { note: None, classes: vec![class] }
         }
 
         fn status(&self, span: HistorySpan) -> GatewayStatus {
             let class = |standing| status::ClassStatus { standing, ..status::ClassStatus::default() };
-            let classes = self.slo().into_iter().map(class).collect();
+            let classes = self.slo().classes.into_iter().map(class).collect();
             GatewayStatus {
                 ready: self.ready,
                 history_span: span.as_str().to_owned(),
@@ -620,7 +626,7 @@ mod tests {
         assert_eq!(asked("POST", "/-/reload").await, ["Bearer"]);
     }
 
-    /// Another site's page can make a browser send what it was told once.
+    /// Another site's page can make a browser send stored credentials.
     #[tokio::test]
     async fn nothing_is_changed_by_what_a_browser_sends_of_itself() {
         let line = format!("Basic {}", STANDARD.encode("a:t"));
@@ -661,8 +667,7 @@ mod tests {
         router.clone().oneshot(request).await.unwrap().status().as_u16()
     }
 
-    /// Replay of C115: the page is ready only once somebody else has been served, by the one thread
-    /// that there is.
+    /// C115: the page is ready only after another request was served by the only thread.
     #[tokio::test]
     async fn c115_others_are_served_while_a_page_is_made() {
         let (served, waits) = std::sync::mpsc::channel();
@@ -745,7 +750,7 @@ mod tests {
         }
     }
 
-    /// RFC 9110 section 8.6: the length of what a GET would get.
+    /// RFC 9110 section 8.6: the length that a GET would have.
     #[tokio::test]
     async fn c93_a_head_of_the_metrics_tells_their_length() {
         let router = router(Arc::new(good()), Access::default(), Clock::start());
@@ -921,8 +926,8 @@ mod tests {
             true
         }
 
-        fn slo(&self) -> Vec<ClassStanding> {
-            Vec::new()
+        fn slo(&self) -> SloBody {
+            SloBody::default()
         }
 
         fn status(&self, _: HistorySpan) -> GatewayStatus {

@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use http::header::{ACCEPT, ACCEPT_ENCODING};
 
-/// Prometheus text, version 0.0.4: what is sent unless asked otherwise.
+/// Prometheus text, version 0.0.4: the default format.
 pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// OpenMetrics text, version 1.0.0.
@@ -34,7 +34,7 @@ pub(super) fn prefers_openmetrics(headers: &HeaderMap) -> bool {
     open.value() > text.value()
 }
 
-/// Whether gzip is among the codings that are taken.
+/// Whether gzip is among the accepted codings.
 pub(super) fn takes_gzip(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|line| line.to_str().ok());
     let mut quality = Quality::default();

@@ -1,9 +1,8 @@
-//! The metrics pages on their way to scrapers: few at a time, whatever their readers do.
+//! Rendering and delivery of metrics pages: a bounded number at a time, however slowly clients read.
 //!
-//! With many series a page is large. One is made at a time, on a thread that may be kept busy, and
-//! [`MOST`] are kept at a time. Where more are asked for, the next one waits until a client has read its
-//! own, or has had [`LONGEST`] for that; the page of a client that has not is taken away, and its
-//! answer breaks off.
+//! A page with many series is large. Pages are rendered one at a time, on a blocking thread, and at most [`MOST`] are
+//! in memory. A further request waits until a client has read its page, or has had [`LONGEST`] for it; the page of a
+//! slower client is dropped, and its response is truncated.
 
 use std::io::Write as _;
 use std::pin::Pin;
@@ -23,8 +22,8 @@ use crate::types::Tick;
 
 /// Most pages that are kept at a time.
 const MOST: usize = 4;
-/// How long a page is kept for a client that does not read it, where others want one: as long as
-/// Prometheus waits by default.
+/// Longest time that a page is kept for a client that does not read it, if others wait: the default timeout
+/// of Prometheus.
 const LONGEST: Duration = Duration::from_secs(10);
 /// Bytes that leave a page at a time. They are copied: a slice would keep all of it.
 const PIECE: usize = 64 * 1024;
@@ -32,13 +31,13 @@ const PIECE: usize = 64 * 1024;
 /// See the module.
 pub(super) struct MetricsPages {
     clock: Clock,
-    /// Those that are kept, and when each was made: oldest first.
+    /// Pages in memory with their creation times, oldest first.
     kept: Mutex<Vec<(Tick, Arc<KeptPage>)>>,
     /// A page has gone.
     gone: Arc<Notify>,
 }
 
-/// A page that somebody reads.
+/// A page that a client is reading.
 #[derive(Default)]
 struct KeptPage(Lock<Option<Vec<u8>>>);
 
@@ -47,7 +46,7 @@ impl MetricsPages {
         MetricsPages { clock, kept: Mutex::default(), gone: Arc::default() }
     }
 
-    /// Makes one by `write`, in gzip if `is_coded`. `None`: it could not be made.
+    /// Renders a page by `write`, in gzip if `is_coded`. `None` if rendering failed.
     pub(super) async fn make(
         &self,
         write: impl FnOnce() -> String + Send + 'static,
@@ -86,7 +85,7 @@ impl MetricsPages {
     }
 }
 
-/// The page in gzip, at its quickest: series repeat themselves so much that a twentieth is left.
+/// Compresses the page at the fastest level; series are so repetitive that a twentieth remains.
 fn gzipped(page: &str) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     let written = encoder.write_all(page.as_bytes()).and_then(|()| encoder.finish());
@@ -101,7 +100,7 @@ pub(super) struct PageBody {
     gone: Arc<Notify>,
 }
 
-/// The page was taken away, because its client did not read it and others wanted one.
+/// The page was dropped, because its client did not read it and others waited.
 #[derive(Debug, thiserror::Error)]
 #[error("the page was not read within {LONGEST:?}")]
 pub(super) struct PageTakenAway;

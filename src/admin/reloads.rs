@@ -1,7 +1,7 @@
-//! Reads the settings once a second at most, however often that is asked for.
+//! Reloads of the settings, at most one per second.
 //!
-//! Whoever asks while it is too early waits, and one reload then answers all who wait: what it read
-//! is as new as anything they can have written before they asked.
+//! Requests that come too early wait, and one reload answers all of them: it reads everything that they can
+//! have written before they asked.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// See the module.
 pub(super) struct Reloads {
     clock: Clock,
-    /// When the last one began, and what came of it, unless whoever asked for it left.
+    /// Start of the last reload and its result; no result if the requester left.
     last: Mutex<Option<(Tick, Option<Reloaded>)>>,
 }
 
@@ -26,7 +26,7 @@ impl Reloads {
         Reloads { clock, last: Mutex::default() }
     }
 
-    /// Reads them by `reload`, or has the answer of who did meanwhile.
+    /// Reloads by `reload`, or returns the result of a concurrent one.
     pub(super) async fn run<F: Future<Output = Reloaded>>(&self, reload: impl FnOnce() -> F) -> Reloaded {
         let came = self.clock.now();
         let mut last = self.last.lock().await;
@@ -51,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    /// Says how many came before it.
+    /// Returns the number of previous calls.
     async fn count(reloads: &Cell<usize>) -> Reloaded {
         Err(vec![reloads.replace(reloads.get() + 1).to_string()])
     }

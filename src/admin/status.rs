@@ -1,6 +1,6 @@
-//! The status of a gateway, as `GET /status` writes it: what the status page shows and `goodput top` reads.
+//! The status of a gateway, as in `GET /status`: data of the status page and of `goodput top`.
 //!
-//! Names, moments and counts; no content and no keys. `docs/status-page.md` lists the fields.
+//! Names, times and counts; no content and no keys. `docs/status-page.md` lists the fields.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,15 +21,18 @@ pub struct GatewayStatus {
     pub settings_loaded_unix_seconds: f64,
     /// Whether the last attempt to load settings failed, so that older ones are in force.
     pub settings_failed: bool,
-    /// Which span of time the histories of classes tell of: `hour`, `day` or `window`.
+    /// Span of the classes' histories: `hour`, `day` or `window`.
     pub history_span: String,
+    /// Source of budgets and burn rates, if they may cover all gateways.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budgets_note: Option<String>,
     /// Every class, in the order of the settings.
     pub classes: Vec<ClassStatus>,
     /// Every pool, by name.
     pub pools: Vec<PoolStatus>,
-    /// The tenants that use most of a limit, then those that ask most.
+    /// The tenants nearest to a limit, then those with the most requests.
     pub tenants: Vec<TenantStatus>,
-    /// Tenants that are left out because there are so many.
+    /// Number of tenants left out.
     pub tenants_left_out: u64,
     /// The last misses of each class and reason, the newest first.
     pub misses: Vec<MissStatus>,
@@ -38,16 +41,16 @@ pub struct GatewayStatus {
 /// One class.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClassStatus {
-    /// How it stands against its promise, as in `GET /slo`.
+    /// Its SLO status, as in `GET /slo`.
     #[serde(flatten)]
     pub standing: ClassStanding,
-    /// Its rank where requests wait.
+    /// Its priority in queues.
     pub priority: String,
-    /// The thresholds of its objectives in seconds: `ttft`, `tpot`, `itl`, `e2e`, those that it has.
+    /// The thresholds of its objectives in seconds: `ttft`, `tpot`, `itl`, `e2e`, as far as it has them.
     pub objectives: Vec<ObjectiveStatus>,
     /// Why requests missed in the last hour, the most frequent reason first.
     pub missed_last_hour: Vec<ReasonCount>,
-    /// The length of the span that `history` tells of.
+    /// Length of the span of `history`.
     pub history_seconds: u64,
     /// How it fared over that span, the last point being this moment.
     pub history: Vec<HistoryStatus>,
@@ -58,7 +61,7 @@ pub struct ClassStatus {
 pub struct ObjectiveStatus {
     /// `ttft`, `tpot`, `itl` or `e2e`.
     pub objective: String,
-    /// What must not be exceeded.
+    /// The threshold.
     pub threshold_seconds: f64,
 }
 
@@ -71,7 +74,7 @@ pub struct ReasonCount {
     pub count: u64,
 }
 
-/// What was counted since the point before, and how the budget stood.
+/// Counts since the previous point, and the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HistoryStatus {
     /// The moment, as Unix time.
@@ -80,7 +83,7 @@ pub struct HistoryStatus {
     pub met: u64,
     /// Requests judged since the point before.
     pub judged: u64,
-    /// The share of the budget that was left; absent where nothing had been judged.
+    /// Remaining share of the budget; absent before the first judged request.
     pub budget_remaining: Option<f64>,
 }
 
@@ -89,13 +92,13 @@ pub struct HistoryStatus {
 pub struct PoolStatus {
     /// Its name.
     pub pool: String,
-    /// Requests that may run on its engines at the same time; absent where there is no limit.
+    /// Seats of its engines; absent without a limit.
     pub seats: Option<u64>,
-    /// Seats taken.
+    /// Seats in use.
     pub taken: u64,
     /// Requests that wait for a seat.
     pub waiting: u64,
-    /// Its engines, by name, those that left in the last ten minutes included.
+    /// Its engines, by name, including those removed in the last ten minutes.
     pub engines: Vec<EngineStatus>,
 }
 
@@ -108,11 +111,11 @@ pub struct EngineStatus {
     pub state: String,
     /// Whether an operator has drained it.
     pub drained: bool,
-    /// For how long still; absent where that has no end, and where nobody has.
+    /// Remaining time of a drain; absent without a limit or without a drain.
     pub drained_for_seconds: Option<u64>,
     /// Requests of this gateway that it has.
     pub in_flight: u64,
-    /// How many it should have at most; absent where there is no limit.
+    /// Its concurrency limit; absent without one.
     pub seats: Option<u64>,
     /// Requests in its batch, as it reports.
     pub running: Option<f64>,
@@ -120,11 +123,11 @@ pub struct EngineStatus {
     pub waiting: Option<f64>,
     /// The share of its KV cache in use, as it reports.
     pub kv_usage: Option<f64>,
-    /// What its judged requests came to over the last hour.
+    /// Results of its judged requests over the last hour.
     pub last_hour: EngineHourStatus,
 }
 
-/// What the judged requests of an engine came to.
+/// Results of an engine's judged requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineHourStatus {
     /// Requests met.
@@ -150,22 +153,22 @@ pub struct TenantStatus {
     pub running: u64,
     /// Requests met since the process started; absent for tenants without series of their own.
     pub met: Option<u64>,
-    /// Requests judged since then, likewise.
+    /// Requests judged since then.
     pub judged: Option<u64>,
-    /// Its limits, as far as it is known how they stand.
+    /// Status of its limits, as far as known.
     pub limits: Vec<LimitUse>,
 }
 
-/// How a limit of a tenant stands.
+/// Status of a limit of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LimitUse {
     /// Its name in the settings: `tokens_per_minute`, ...
     pub limit: String,
-    /// The model whose requests alone it counts; absent where it counts all of the tenant's.
+    /// The model whose requests it counts; absent if it counts all requests of the tenant.
     pub model: Option<String>,
-    /// The most that can be taken at once: the burst, or the requests at the same time.
+    /// The burst, or the most concurrent requests.
     pub most: u64,
-    /// What is left of that.
+    /// The remainder.
     pub remaining: u64,
 }
 
@@ -191,7 +194,7 @@ pub struct MissStatus {
     pub reason: String,
     /// Objectives that were broken.
     pub broken: Vec<String>,
-    /// Who asked.
+    /// The tenant.
     pub tenant: Option<String>,
     /// The model as the routes name it.
     pub model: Option<String>,
@@ -234,7 +237,8 @@ pub struct AttemptStatus {
     pub engine: String,
     /// When the engine was picked, in milliseconds from the request's arrival.
     pub begin_ms: f64,
-    /// When it failed; absent of the one whose response was relayed, and of one that the request's end cut.
+    /// Time of its failure; absent for the attempt whose response was relayed, and for one cut by the
+    /// request's end.
     pub failed_ms: Option<f64>,
     /// How it failed, by the reasons of `goodput_retries_total`.
     pub failure: Option<String>,

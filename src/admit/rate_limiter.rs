@@ -71,8 +71,8 @@ impl RateLimiter {
         }
     }
 
-    /// Where a tenant's limits of one scope stand: its own (`None`), or those for one model. Of shared
-    /// limits it is the store's last word, and what the store has not told is left out.
+    /// Status of a tenant's limits of one scope: its own (`None`), or those for one model. For shared limits
+    /// it is the store's last report, without limits not reported yet.
     #[must_use]
     pub fn statuses(&self, tenant: &TenantId, model: Option<&str>, at: Tick) -> Vec<LimitStatus> {
         match self {

@@ -240,7 +240,7 @@ impl RedisLimiter {
         self.0.tenants.get(tenant).map_or(0, |tenant| tenant.state.lock().tenant_leases.running())
     }
 
-    /// Where a tenant's limits of one scope (`None`: its own) stand by the store's last word.
+    /// Status of a tenant's limits of one scope (`None`: its own) by the store's last report.
     #[must_use]
     pub fn statuses(&self, tenant: &TenantId, model: Option<&str>, at: Tick) -> Vec<LimitStatus> {
         self.0

@@ -22,7 +22,8 @@ pub fn min_requests(budget: f64, threshold: f64) -> u64 {
     }
     let mut enough = 1;
     for misses in 1_u64.. {
-        // The most requests of which so many misses are above the threshold: for these the tail is largest.
+        // The most requests for which this number of misses exceeds the threshold, because the tail is
+        // largest there.
         let requests = (misses as f64 / threshold - 1e-9).ceil() as u64 - 1;
         if chernoff(requests as f64, budget, threshold) < FALSE_ALARM {
             return enough;

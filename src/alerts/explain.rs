@@ -1,4 +1,4 @@
-//! How long it takes until somebody is paged: for people, and as values.
+//! Time until an alert fires, for people and as values.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -18,9 +18,9 @@ pub struct ClassTimes {
     pub class: String,
     /// The share of requests that should be met.
     pub target: f64,
-    /// The window of the promise, as Prometheus writes it.
+    /// The SLO's window, in Prometheus notation.
     pub window: String,
-    /// The highest burn rate there can be, 1 / (1 - target); none where nothing may miss.
+    /// The highest possible burn rate, 1 / (1 - target); absent for a target of 1.
     pub highest_burn: Option<f64>,
     /// From a full outage to the first page, in seconds.
     pub first_page_seconds: Option<u64>,

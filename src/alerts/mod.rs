@@ -14,6 +14,7 @@
 
 mod binomial;
 mod explain;
+mod fleet_counts;
 pub mod format;
 mod promql;
 mod rules;
@@ -22,6 +23,7 @@ mod unit_tests;
 
 pub use binomial::min_requests;
 pub use explain::{ClassTimes, TierTimes, explain, times};
+pub use fleet_counts::{counted, first_seen, is_counted_directly, recorded_counts};
 pub use promql::duration;
 pub use rules::{AlertingRule, PrometheusRule, RecordingRule, RuleGroup, RuleSet, Severity, rule_set};
 pub use tiers::{BurnAlert, BurnTier, burn_alerts};
@@ -31,7 +33,7 @@ use std::time::Duration;
 
 use crate::types::{ClassId, PoolId};
 
-/// Everything that rules are made from.
+/// Inputs of the rules.
 #[derive(Clone, Debug)]
 pub struct AlertPolicy {
     /// The classes, in the order of the settings.
@@ -55,11 +57,11 @@ pub struct ClassSlo {
     pub class: ClassId,
     /// The share of judged requests that should be met.
     pub target: f64,
-    /// The window over which that is promised.
+    /// The window of the target.
     pub window: Duration,
-    /// What it promises of one request, in a few words: `TTFT 1.2s, TPOT 50ms`.
+    /// The objectives in a few words: `TTFT 1.2s, TPOT 50ms`.
     pub objectives: String,
-    /// The expected wait that is worth an early warning; none where the class has no limit on time.
+    /// Expected wait that deserves an early warning; absent if the class has no limit on time.
     pub wait_limit: Option<Duration>,
     /// The pools that serve it.
     pub pools: Vec<PoolId>,
@@ -79,7 +81,7 @@ impl ClassSlo {
 /// How rules are written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuleOptions {
-    /// Where the runbooks are: a URL or path, without a slash at its end.
+    /// Location of the runbooks: a URL or path, without a trailing slash.
     pub runbooks: String,
     /// Further labels that every series must have, with their values.
     pub matchers: Vec<(String, String)>,

@@ -36,6 +36,8 @@ pub(super) enum Matcher<'a> {
     Is(&'a str, &'a str),
     Not(&'a str, &'a str),
     AnyOf(&'a str, &'a [&'a str]),
+    /// A regular expression of our own.
+    Matches(&'a str, &'a str),
 }
 
 impl Matcher<'_> {
@@ -43,6 +45,7 @@ impl Matcher<'_> {
         match self {
             Matcher::Is(label, value) => format!("{label}={}", quoted(value)),
             Matcher::Not(label, value) => format!("{label}!={}", quoted(value)),
+            Matcher::Matches(label, regex) => format!("{label}=~{}", quoted(regex)),
             Matcher::AnyOf(label, [one]) => format!("{label}={}", quoted(one)),
             Matcher::AnyOf(label, values) => {
                 let values: Vec<String> = values.iter().map(|value| in_regex(value)).collect();

@@ -22,22 +22,22 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 /// The range of the recorded rate that long windows are summed from, and how often it is recorded. The ranges
 /// overlap, so that what falls between the last scrape of one and the first of the next is in their neighbours; and they
 /// come more often than every five minutes, because a query looks back no further than that.
-const BASE_RATE: Duration = Duration::from_secs(8 * 60);
+pub(super) const BASE_RATE: Duration = Duration::from_secs(8 * 60);
 pub(super) const BASE_EVERY: Duration = Duration::from_secs(4 * 60);
 
-/// Windows up to this are taken from the counters themselves.
-const DIRECT: Duration = HOUR;
+/// Longest window computed from the counters directly.
+pub(super) const DIRECT: Duration = HOUR;
 
 /// How often pages and early warnings are evaluated.
 const OFTEN: Duration = Duration::from_secs(30);
 
-/// The window in which requests that are overdue are compared with those that ended.
+/// Window over which overdue requests are compared with finished ones.
 const OVERDUE_WINDOW: Duration = Duration::from_secs(5 * 60);
-/// Fewer requests than this are no outage, however overdue they are.
+/// Fewest overdue requests that count as an outage.
 const OVERDUE_LEAST: u64 = 4;
 /// How far between the budget and a total outage the overdue share must be.
 const OVERDUE_REACH: f64 = 0.5;
-/// For how long.
+/// Time for which that must hold.
 const OVERDUE_FOR: Duration = Duration::from_secs(2 * 60);
 
 /// The range of the dispatch rate that a queue is divided by.
@@ -45,9 +45,9 @@ const DISPATCH_RATE: Duration = Duration::from_secs(2 * 60);
 
 /// A share of requests that is excluded, or cut by its length, is worth a ticket above this, if it was half as large a day before.
 const COMPANION_SHARE: f64 = 0.1;
-/// Fewer requests an hour than this tell nothing about such a share.
+/// Fewest requests per hour for a meaningful share.
 const COMPANION_LEAST: u64 = 100;
-/// Fewer requests shed in an hour than this are no trend.
+/// Fewest requests shed in an hour that count as a trend.
 const SHED_LEAST: u64 = 10;
 
 /// A pool with a larger share of its engines down than this is worth a ticket.
@@ -76,7 +76,7 @@ impl Severity {
     }
 }
 
-/// All groups: what a rule file of Prometheus holds.
+/// All groups: the content of a Prometheus rule file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RuleSet {
     /// In the order in which they build on each other.
@@ -115,31 +115,31 @@ pub enum PrometheusRule {
     Alerting(AlertingRule),
 }
 
-/// A rule that records the value of an expression as a series of its own.
+/// A rule that records the value of an expression as a series.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RecordingRule {
     /// The name of the series.
     pub record: String,
-    /// What it is.
+    /// The expression.
     pub expr: String,
     /// Labels that it gets.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
 
-/// A rule that fires where an expression has a value.
+/// An alerting rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AlertingRule {
     /// Its name.
     pub alert: String,
-    /// What it fires on.
+    /// Its condition.
     pub expr: String,
-    /// For how long that must be so.
+    /// Time for which the condition must hold.
     #[serde(rename = "for", skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
-    /// Labels: where it goes.
+    /// Labels, for routing.
     pub labels: BTreeMap<String, String>,
-    /// Texts for whoever it reaches.
+    /// Texts for the receiver.
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -226,12 +226,12 @@ impl AlertDraft {
         self
     }
 
-    /// One line: which class, which promise, what to do.
+    /// One line: class, objective, action.
     fn summary(self, text: impl Into<String>) -> Self {
         self.annotation("summary", text.into())
     }
 
-    /// What was measured.
+    /// The measurement.
     fn description(self, text: impl Into<String>) -> Self {
         self.annotation("description", text.into())
     }
@@ -266,7 +266,7 @@ impl<'a> RuleWriter<'a> {
         RuleGroup { name: format!("goodput-{name}"), interval, rules }
     }
 
-    /// A length of time as it stands in the rules.
+    /// A duration in rule notation.
     fn time(&self, length: Duration) -> String {
         duration(length / self.policy.options.faster)
     }
@@ -308,7 +308,7 @@ impl<'a> RuleWriter<'a> {
 
     // ---- recorded series ---------------------------------------------------------------------
 
-    /// What long windows are made of.
+    /// Recordings that long windows are computed from.
     fn base(&self) -> Vec<PrometheusRule> {
         let mut rules = Vec::new();
         for level in self.levels() {
@@ -350,7 +350,7 @@ impl<'a> RuleWriter<'a> {
         }
     }
 
-    /// Judged requests, missed ones, and where it is a count the ratio and the burn of them.
+    /// Judged and missed requests, and for counts their ratio and burn rate.
     fn judged_and_missed(
         &self,
         level: SeriesLevel,
@@ -365,7 +365,7 @@ impl<'a> RuleWriter<'a> {
         let met = count(self, "slo_met_total", by, classes);
         vec![
             self.record(judged, all),
-            // Where nothing was met yet there may be no series of it: all that was judged then missed.
+            // Before the first met request its series may be missing: then every judged request missed.
             self.record(
                 format!("{}:slo_missed:{operation}", level.prefix()),
                 format!("{of_judged} - ({met} or 0 * {of_judged})"),
@@ -516,7 +516,8 @@ impl<'a> RuleWriter<'a> {
             .build()
     }
 
-    /// Prompt lengths only ever make tickets: a page for the class tells of them already, and two pages for one cause help nobody.
+    /// Prompt lengths cause tickets only, because a page for the class covers them and a second page for one
+    /// cause is noise.
     fn length_burn(&self, class: &ClassAlerts<'_>) -> Option<PrometheusRule> {
         let tier = class.tiers.iter().find(|tier| tier.tier == BurnTier::Day).filter(|_| self.policy.by_length)?;
         let (name, long) = (class.name(), self.time(tier.long));
@@ -537,7 +538,7 @@ impl<'a> RuleWriter<'a> {
         )
     }
 
-    /// Of a class that promises every request: no budget, so any miss is worth a ticket.
+    /// For a class with a target of 1: without a budget, every miss deserves a ticket.
     fn any_miss(&self, class: &ClassAlerts<'_>) -> PrometheusRule {
         let range = self.time(HOUR);
         let missed = self.of_class(&format!("class:slo_missed:increase{range}"), class.name());
@@ -552,7 +553,7 @@ impl<'a> RuleWriter<'a> {
             .build()
     }
 
-    /// What is left of each class's budget: a ratio of sums over its own window.
+    /// Remaining budget of each class: a ratio of sums over its own window.
     fn budget(&self) -> Vec<PrometheusRule> {
         let mut windows: BTreeMap<Duration, Vec<&str>> = BTreeMap::new();
         for class in self.classes.iter().filter(|class| class.budget > 0.0) {
@@ -638,7 +639,7 @@ impl<'a> RuleWriter<'a> {
         )
     }
 
-    /// The same for what waits inside the engines of each pool, by the strictest class that it serves.
+    /// The same for queues inside the engines of each pool, by the strictest class that it serves.
     fn engine_waits(&self) -> Vec<PrometheusRule> {
         let mut pools: BTreeMap<&str, Duration> = BTreeMap::new();
         for slo in &self.policy.classes {
@@ -650,7 +651,7 @@ impl<'a> RuleWriter<'a> {
         let range = self.time(DISPATCH_RATE);
         let rule = |(pool, limit): (&str, Duration)| {
             let seconds = number(limit.as_secs_f64());
-            // Every gateway tells of the same engines: the highest report of each, not the sum of them.
+            // Every gateway reports the same engines, so the highest report of each counts, not their sum.
             let each = format!(
                 "max by ({}) ({})",
                 self.labels(&["pool", "engine"]),
@@ -679,7 +680,7 @@ impl<'a> RuleWriter<'a> {
 
     // ---- companions --------------------------------------------------------------------------
 
-    /// What can make attainment look better than it is, and what uses the budget without being slow.
+    /// Effects that make attainment look better than it is, or that use the budget without latency.
     fn companions(&self) -> Vec<PrometheusRule> {
         let any = [Matcher::AnyOf("class", &self.names)];
         let range = self.time(HOUR);
@@ -741,7 +742,7 @@ impl<'a> RuleWriter<'a> {
             .build()
     }
 
-    /// A share that grew: above a tenth, and twice what it was a day before.
+    /// A share that grew: above a tenth, and twice that of a day before.
     fn grew(&self, share: &str, of_enough: &str, by: &str) -> String {
         let day = self.time(24 * HOUR);
         let limit = number(COMPANION_SHARE);
@@ -857,7 +858,7 @@ impl<'a> RuleWriter<'a> {
 
     fn engines_down(&self) -> PrometheusRule {
         let (by, both) = (self.labels(&["pool"]), self.labels(&["pool", "engine"]));
-        // Up for one gateway is up: an engine that nobody reaches is down.
+        // An engine is up if one gateway reaches it.
         let up = format!("max by ({both}) ({})", self.of("goodput_engine_up", &[]));
         let expr = format!("count by ({by}) ({up} == 0) / count by ({by}) ({up}) > {}", number(ENGINES_DOWN));
         self.alert("GoodputEnginesDown", Severity::Ticket, expr)

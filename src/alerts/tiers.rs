@@ -29,10 +29,10 @@ const USUAL_WINDOW: Duration = Duration::from_secs(28 * 24 * 60 * 60);
 /// The shortest long and short window: below it a few scrapes would decide.
 const SHORTEST: (Duration, Duration) = (Duration::from_secs(10 * 60), Duration::from_secs(2 * 60));
 
-/// Where the fast page needs longer than this in a full outage, the outage tier comes before it.
+/// If the fast page needs longer than this in a full outage, the outage tier comes before it.
 const SLOW_TO_PAGE: Duration = Duration::from_secs(10 * 60);
 
-/// The lowest burn rate that is worth anybody's attention.
+/// The lowest burn rate worth an alert.
 const FLOOR: f64 = 1.5;
 
 /// How urgent a burn is.
@@ -60,7 +60,7 @@ struct TierShape {
     share: Option<f64>,
     /// `k`.
     reach: f64,
-    /// The reach of the floor: more than `k` only where the floor comes first.
+    /// Reach of the floor: more than `k` only if the floor applies first.
     floor_reach: f64,
 }
 
@@ -146,7 +146,7 @@ pub struct BurnAlert {
 }
 
 impl BurnAlert {
-    /// How long a steady miss ratio takes to cross the threshold, after a time without misses; none where it never does.
+    /// Time in which a steady miss ratio crosses the threshold, after a time without misses; `None` if never.
     #[must_use]
     pub fn time_to_fire(&self, miss_ratio: f64) -> Option<Duration> {
         (miss_ratio > self.miss_ratio).then(|| self.long.mul_f64(self.miss_ratio / miss_ratio))

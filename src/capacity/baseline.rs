@@ -1,4 +1,4 @@
-//! The conditions under which a plan's measurements are no longer true: a new baseline is due.
+//! Conditions under which a plan's measurements are outdated and a new sweep is due.
 
 use std::fmt::Write;
 
@@ -6,20 +6,20 @@ use serde::Serialize;
 
 use super::inputs::ClassForecast;
 
-/// A condition that Prometheus can watch.
+/// A condition for Prometheus.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BaselineCondition {
     /// Name of the alert.
     pub alert: String,
     /// PromQL over the gateway's own metrics.
     pub expression: String,
-    /// How long it must hold before anybody is told.
+    /// How long it must hold before the alert fires.
     pub hold: &'static str,
-    /// What it means, in a sentence.
+    /// Its meaning, in a sentence.
     pub meaning: String,
 }
 
-/// Changes that no metric shows. Each of them moves the knee.
+/// Changes that move the knee and that no metric shows.
 pub const UNSEEN_CHANGES: [&str; 6] = [
     "another model, or another version of it",
     "another version or other settings of the engine: batch size, chunked prefill, speculative decoding, parallelism",
@@ -81,7 +81,7 @@ pub(super) fn conditions(class: &ClassForecast, planned_rate: f64, replicas: u32
     ]
 }
 
-/// Drops the noise of binary fractions: six digits are enough for a threshold.
+/// Rounds to six digits, without the noise of binary fractions.
 fn rounded(value: f64) -> f64 {
     format!("{value:.6}").parse().unwrap_or(value)
 }

@@ -1,4 +1,4 @@
-//! Money: what a compliant request costs.
+//! Cost of compliant requests.
 
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ pub struct CostPlan {
     pub fleet_per_month: f64,
     /// One replica's hour by the requests that it is planned for, spares left out.
     pub per_request: f64,
-    /// The same by the share of them that the target promises to be compliant.
+    /// The same divided by the promised share of compliant requests.
     pub per_compliant_request: f64,
     /// A million prompt and output tokens of compliant requests, at the planned rate.
     pub per_million_compliant_tokens: f64,
@@ -30,7 +30,7 @@ const HOURS_OF_MONTH: f64 = 730.0;
 
 const SECONDS_OF_HOUR: f64 = 3600.0;
 
-/// What prices are made from.
+/// Inputs of the prices.
 #[derive(Clone, Copy, Debug)]
 pub struct CostBasis<'a> {
     /// Unit of every amount.
@@ -43,7 +43,7 @@ pub struct CostBasis<'a> {
     pub replicas: u32,
     /// Requests per second that one replica is planned for.
     pub planned_rate: f64,
-    /// Share of the requests that is promised to meet all objectives.
+    /// Promised share of requests that meet all objectives.
     pub target: f64,
     /// Requests per second at the peak.
     pub peak_rate: f64,

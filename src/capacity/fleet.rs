@@ -19,7 +19,7 @@ pub fn e2e(ttft: f64, tpot: f64, output: f64) -> f64 {
     ttft + tpot * output
 }
 
-/// Mean context of a running sequence in tokens: its prompt, and half of its answer.
+/// Mean context of a running sequence in tokens: its prompt and half of its output.
 #[must_use]
 pub fn mean_context(input: f64, output: f64) -> f64 {
     input + output / 2.0
@@ -32,7 +32,7 @@ pub struct FleetSize {
     pub exact: f64,
     /// The same in whole replicas.
     pub for_peak: u32,
-    /// With those that may fail or drain.
+    /// The same with spares.
     pub total: u32,
 }
 

@@ -1,10 +1,10 @@
-//! What a plan is made from, and what is wrong with it.
+//! Inputs of a plan, and their validation.
 
 use super::kv::KvCache;
 use super::queueing::QueueError;
 use crate::types::Priority;
 
-/// Everything a plan is made from.
+/// The inputs of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CapacityInputs {
     /// The classes of traffic; more than one may share a fleet.
@@ -13,11 +13,11 @@ pub struct CapacityInputs {
     pub replica: ReplicaFacts,
     /// Share of its goodput that a replica is planned for.
     pub headroom: f64,
-    /// Replicas that may be away at the peak: the k of N+k.
+    /// Spare replicas: the k of N+k.
     pub spare: u32,
     /// Squared coefficient of variation of the gaps between arrivals; 1 is Poisson.
     pub burst: f64,
-    /// Replicas there are today, for all classes together.
+    /// Current replicas of all classes together.
     pub current_replicas: Option<u32>,
     /// Price of the GPUs.
     pub price: Option<GpuPrice>,
@@ -48,16 +48,16 @@ pub struct GpuPrice {
     pub currency: String,
 }
 
-/// What is known of one replica.
+/// Properties of one replica.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplicaFacts {
-    /// GPUs of it.
+    /// Its GPUs.
     pub gpus: u32,
     /// GPUs over which each layer is split; the others hold copies or other layers.
     pub tensor_parallel: u32,
-    /// Requests that it may run at one time (`max_num_seqs`); without it, what it runs at its knee.
+    /// Most concurrent requests (`max_num_seqs`); without it, its concurrency at the knee.
     pub slots: Option<u32>,
-    /// Bytes of the cache for one token, when no model is given.
+    /// Cache bytes per token, without a model.
     pub kv_bytes_per_token: Option<f64>,
     /// Cache of the model.
     pub kv_cache: Option<KvCache>,
@@ -66,7 +66,7 @@ pub struct ReplicaFacts {
 }
 
 impl Default for ReplicaFacts {
-    /// One GPU of which nothing is known.
+    /// One GPU, nothing else known.
     fn default() -> Self {
         ReplicaFacts {
             gpus: 1,
@@ -79,21 +79,21 @@ impl Default for ReplicaFacts {
     }
 }
 
-/// Room for the key-value cache in one replica.
+/// Memory for the key-value cache in one replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KvRoom {
     /// As the engine logs it at its start.
     Tokens(f64),
-    /// Memory of all its GPUs that weights and activations leave free.
+    /// Memory of all its GPUs beside weights and activations.
     Bytes(f64),
 }
 
-/// One class of traffic: its forecast, and what a sweep measured of it.
+/// One class of traffic: its forecast, and the results of a sweep.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassForecast {
     /// Name.
     pub name: String,
-    /// Who goes first where classes share a pool.
+    /// Priority of classes that share a pool.
     pub priority: Priority,
     /// Requests per second in the busiest five minutes.
     pub peak_rate: f64,
@@ -111,9 +111,9 @@ pub struct ClassForecast {
     pub tpot: f64,
     /// Highest rate of one replica with joint attainment at or above the target.
     pub goodput: f64,
-    /// Joint attainment that is promised, between 0 and 1.
+    /// Promised joint attainment, between 0 and 1.
     pub target: f64,
-    /// Replicas that this class has for itself today.
+    /// Current replicas of this class alone.
     pub current_replicas: Option<u32>,
     /// The prefill stage.
     pub prefill: Option<PrefillFacts>,
@@ -122,7 +122,7 @@ pub struct ClassForecast {
 }
 
 impl ClassForecast {
-    /// A class of this name; every figure is still missing (0).
+    /// A class without figures (all 0).
     #[must_use]
     pub fn named(name: &str) -> Self {
         ClassForecast {
@@ -144,7 +144,7 @@ impl ClassForecast {
     }
 }
 
-/// What is known of a prefill instance.
+/// Properties of a prefill instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefillFacts {
     /// Time of one device for the mean prompt, in seconds.
@@ -153,11 +153,11 @@ pub struct PrefillFacts {
     pub rate: Option<f64>,
     /// Devices of an instance that is split.
     pub ways: u32,
-    /// How many times as fast as one device they are when each layer is split.
+    /// Speed-up of these devices over one, when each layer is split.
     pub speed_up: f64,
 }
 
-/// What is known of the prefix cache.
+/// Properties of the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefixCacheFacts {
     /// Share of prompt tokens that came from it in the sweep.
@@ -168,17 +168,17 @@ pub struct PrefixCacheFacts {
     pub prefill_share: Option<f64>,
 }
 
-/// A number that no plan can be made with.
+/// An invalid input.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {text}")]
 pub struct InputProblem {
-    /// Where it stands: `classes[0].peak_rate`.
+    /// Its path: `classes[0].peak_rate`.
     pub place: String,
-    /// What is wrong, and what to give instead.
+    /// The problem and the correction.
     pub text: String,
 }
 
-/// Finds everything that is wrong with inputs.
+/// Collects all problems of the inputs.
 #[derive(Default)]
 pub(super) struct InputCheck {
     pub problems: Vec<InputProblem>,
@@ -217,12 +217,12 @@ impl InputCheck {
         }
         self.replica(&inputs.replica);
         if inputs.classes.is_empty() {
-            self.add("classes", "there is none; give at least one class of traffic");
+            self.add("classes", "no class; give at least one");
         }
         for (number, class) in inputs.classes.iter().enumerate() {
             self.class(&format!("classes[{number}]"), class);
             if inputs.classes[..number].iter().any(|other| other.name == class.name) {
-                self.add(format!("classes[{number}].class"), format!("{:?} stands there twice", class.name));
+                self.add(format!("classes[{number}].class"), format!("{:?} is repeated", class.name));
             }
         }
     }

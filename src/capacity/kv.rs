@@ -1,13 +1,13 @@
 //! Memory of the key-value cache, from a model's `config.json`.
 //!
-//! Attention with grouped heads keeps a key and a value of `head_dim` numbers for each of its key-value heads
-//! in each layer. Multi-head latent attention (DeepSeek, Kimi) keeps one compressed vector and one rotary key per
-//! layer instead. Layers with a sliding window keep no more than the window, and layers of linear attention or
-//! state space keep nothing that grows.
+//! Grouped-query attention stores a key and a value of `head_dim` numbers per key-value head and layer.
+//! Multi-head latent attention (DeepSeek, Kimi) stores one compressed vector and one rotary key per layer
+//! instead. Layers with a sliding window store at most the window; linear attention and state space layers
+//! store nothing that grows.
 
 use serde_json::{Map, Value};
 
-/// Numbers in the cache.
+/// Precision of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvPrecision {
@@ -39,26 +39,26 @@ impl KvPrecision {
     }
 }
 
-/// Reason why a model's cache cannot be told from its `config.json`.
+/// Why a cache size cannot be computed from a `config.json`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
-    /// The text is no JSON object.
+    /// Not a JSON object.
     #[error("it is not a JSON object: {0}")]
     Json(String),
-    /// A number that the computation needs is not there.
-    #[error("there is no {0}; give the bytes per token by hand (kv_bytes_per_token)")]
+    /// A required number is missing.
+    #[error("{0} is missing; give kv_bytes_per_token")]
     Missing(&'static str),
     /// A number that is not positive, or does not divide another one.
-    #[error("{key} is {value}, which no model can have")]
+    #[error("{key} is {value}, which is impossible")]
     Nonsense {
         /// The key.
         key: &'static str,
-        /// What stands there.
+        /// Its value.
         value: String,
     },
 }
 
-/// What one layer keeps of one token.
+/// Cache of one token in one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LayerCache {
     /// A key and a value per head.
@@ -80,15 +80,14 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Reads a model's `config.json` (Hugging Face). Without a precision, the model's own (`torch_dtype`) is
-    /// taken, as engines do by default.
+    /// Reads a model's `config.json` (Hugging Face). Without a precision, the model's own (`torch_dtype`)
+    /// applies, as in engines.
     ///
-    /// # Errors
-    /// What is missing or makes no sense.
+    /// # Errors A number is missing or invalid.
     pub fn from_config(text: &str, precision: Option<KvPrecision>) -> Result<KvCache, KvError> {
         let whole: Value = serde_json::from_str(text).map_err(|error| KvError::Json(error.to_string()))?;
         let whole = whole.as_object().ok_or_else(|| KvError::Json("another kind of value".to_owned()))?;
-        // Models that also see or hear have their language model inside.
+        // Multimodal models nest the configuration of their language model.
         let inner = ["text_config", "llm_config", "language_config"].into_iter();
         let config = inner.filter_map(|key| whole.get(key)?.as_object()).next().unwrap_or(whole);
         let keys = ModelConfig(config);
@@ -101,21 +100,21 @@ impl KvCache {
         Ok(KvCache { entry, full_layers, sliding_layers, window, precision })
     }
 
-    /// Bytes that the first tokens of a sequence take each, on one copy of the model.
+    /// Bytes per token for the first tokens of a sequence, on one copy of the model.
     #[must_use]
     pub fn bytes_per_token(&self) -> f64 {
         f64::from(self.full_layers + self.sliding_layers) * self.layer_bytes()
     }
 
-    /// Bytes of a sequence with so many tokens of context; above the window, sliding layers grow no more.
+    /// Bytes of a sequence with this context; above the window, sliding layers stop growing.
     #[must_use]
     pub fn bytes_of(&self, context: f64) -> f64 {
         let slid = context.min(f64::from(self.window));
         (f64::from(self.full_layers) * context + f64::from(self.sliding_layers) * slid) * self.layer_bytes()
     }
 
-    /// How many times the cache exists when the model is split over so many GPUs: a head is never split, and
-    /// a latent vector is needed by all of them.
+    /// Copies of the cache when the model is split over this many GPUs, because a head is never split and
+    /// every GPU needs the latent vector.
     #[must_use]
     pub fn copies(&self, tensor_parallel: u32) -> f64 {
         let ways = f64::from(tensor_parallel.max(1));
@@ -125,7 +124,7 @@ impl KvCache {
         }
     }
 
-    /// Whether every token of a sequence takes equally much.
+    /// Whether every token of a sequence has the same size.
     #[must_use]
     pub const fn is_linear(&self) -> bool {
         self.sliding_layers == 0
@@ -140,7 +139,7 @@ impl KvCache {
     }
 }
 
-/// The numbers of a configuration, by the names that families of models give them.
+/// The numbers of a configuration, by the names that model families use.
 struct ModelConfig<'a>(&'a Map<String, Value>);
 
 impl ModelConfig<'_> {
@@ -186,7 +185,7 @@ impl ModelConfig<'_> {
         Ok(LayerCache::Heads { kv_heads, head_dim })
     }
 
-    /// Layers with the whole context, with a window, and the window.
+    /// Layers with full context, layers with a window, and the window.
     fn layers(&self, all: u32) -> Result<(u32, u32, u32), KvError> {
         let window = self.find(&["sliding_window"])?.filter(|_| self.is_set("use_sliding_window") != Some(false));
         if let Some(kinds) = self.0.get("layer_types").and_then(Value::as_array) {
@@ -207,7 +206,7 @@ impl ModelConfig<'_> {
         Ok(match (window, every) {
             (Some(window), Some(every)) => (all / every, all - all / every, window),
             (Some(window), None) => (0, all, window),
-            // The other layers keep a state that does not grow.
+            // The other layers have a state of constant size.
             (None, Some(every)) => ((all / every).max(1), 0, 0),
             (None, None) => (all, 0, 0),
         })
@@ -288,11 +287,11 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_is_an_error_that_says_what_to_give() {
+    fn a_missing_number_is_an_error_that_names_the_input() {
         let error = |text: &str| KvCache::from_config(text, None).unwrap_err().to_string();
         assert!(error("[1]").contains("not a JSON object"));
         assert!(error("{").contains("not a JSON object"));
-        assert_eq!(error("{}"), "there is no num_hidden_layers; give the bytes per token by hand (kv_bytes_per_token)");
+        assert_eq!(error("{}"), "num_hidden_layers is missing; give kv_bytes_per_token");
         assert!(error(r#"{"num_hidden_layers": 2}"#).contains("no head_dim or hidden_size"));
         assert!(error(r#"{"num_hidden_layers": 2, "head_dim": 64}"#).contains("no num_key_value_heads"));
         assert!(error(r#"{"num_hidden_layers": 2, "hidden_size": 64}"#).contains("no num_attention_heads"));

@@ -10,7 +10,7 @@ use super::pooling::{self, PoolingPlan};
 use super::queueing::{Parallelism, QueueError, SingleServer, SlotPool, prefill_delay};
 use super::sensitivity::{self, WhatIf};
 
-/// What a forecast needs.
+/// Result of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CapacityPlan {
     /// Share of its goodput that a replica is planned for.
@@ -21,7 +21,7 @@ pub struct CapacityPlan {
     pub burst: f64,
     /// GPUs of one replica.
     pub gpus_per_replica: u32,
-    /// Each class as if it had a fleet for itself.
+    /// Each class with a fleet of its own.
     pub classes: Vec<ClassPlan>,
     /// One fleet for all of them; only with two classes or more.
     pub pooling: Option<PoolingPlan>,
@@ -37,7 +37,7 @@ pub struct CapacityPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum FleetVerdict {
-    /// Nobody said how large it is.
+    /// The current size is not given.
     Unknown,
     /// It carries the peak, with the spares.
     Enough {
@@ -73,7 +73,7 @@ impl FleetVerdict {
     }
 }
 
-/// What one class needs.
+/// Needs of one class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClassPlan {
     /// Name.
@@ -90,7 +90,7 @@ pub struct ClassPlan {
     pub tpot: f64,
     /// Mean time from start to finish in seconds.
     pub e2e: f64,
-    /// Joint attainment that is promised.
+    /// Promised joint attainment.
     pub target: f64,
     /// Highest rate of one replica that keeps it.
     pub goodput: f64,
@@ -116,7 +116,7 @@ pub struct ClassPlan {
     pub prefill: Option<PrefillPlan>,
     /// Prices, if one is known.
     pub cost: Option<CostPlan>,
-    /// What else could happen.
+    /// What-if cases.
     pub sensitivity: Vec<WhatIf>,
     /// When to measure anew.
     pub baseline: Vec<BaselineCondition>,
@@ -146,7 +146,7 @@ pub struct SlotPlan {
     pub per_replica: f64,
     /// Slots of the replicas for the peak, without spares.
     pub slots: u32,
-    /// Share of the requests that find all of them taken; absent where the queue would grow without end.
+    /// Share of requests that find all slots taken; absent if the queue grows without bound.
     pub wait_probability: Option<f64>,
     /// Mean wait in seconds.
     pub mean_wait: Option<f64>,
@@ -177,7 +177,7 @@ pub struct PrefillPlan {
     pub intra_operator: PrefillQueue,
 }
 
-/// Mean time to first token, by its two terms, in seconds; all absent where the queue would grow without end.
+/// Mean time to first token, by its two terms, in seconds; absent if the queue grows without bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PrefillQueue {
     /// Busy share of the stage; 1 or more means that it cannot keep up.
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_else_could_happen_is_weighed_against_the_planned_fleet() {
+    fn what_if_cases_are_compared_with_the_planned_fleet() {
         let cache = PrefixCacheFacts { hit_rate: 0.5, hit_rate_p10: 0.25, prefill_share: None };
         let plan = plan(&of(ClassForecast { prefix_cache: Some(cache), ..chat() })).unwrap();
         let all = &plan.classes[0].sensitivity;
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prefill_stage_is_told_by_both_terms_and_as_saturated_where_it_is() {
+    fn the_prefill_stage_has_both_terms_or_is_saturated() {
         let facts = PrefillFacts { seconds: 0.4, rate: Some(2.0), ways: 2, speed_up: 1.6 };
         let variation = Some(2.78);
         let class = ClassForecast { prefill: Some(facts), input_variation: variation, ..chat() };
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_numbers_are_all_told_at_once_with_their_place() {
+    fn invalid_numbers_are_all_reported_with_their_path() {
         let bad = ClassForecast {
             peak_rate: f64::NAN,
             mean_rate: Some(-1.0),
@@ -517,6 +517,6 @@ mod tests {
         ] {
             assert!(places.contains(&place), "{place} in {problems:?}");
         }
-        assert!(plan(&CapacityInputs::of(Vec::new())).unwrap_err()[0].to_string().contains("there is none"));
+        assert!(plan(&CapacityInputs::of(Vec::new())).unwrap_err()[0].to_string().contains("no class"));
     }
 }

@@ -21,7 +21,7 @@ pub struct PoolingPlan {
     pub waits: Vec<PooledWait>,
 }
 
-/// Mean waits of a class for a slot, in seconds; absent where the queue would grow without end.
+/// Mean waits of a class for a slot, in seconds; absent if the queue grows without bound.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PooledWait {
     /// The class.
@@ -34,10 +34,10 @@ pub struct PooledWait {
     pub shared_after_loss: Option<f64>,
 }
 
-/// Requests that a replica runs at its knee, when the classes come in these proportions.
+/// Requests that a replica runs at its knee, with the classes in these proportions.
 ///
-/// The knee of a mix is where the shares `rate / goodput` of its classes add up to 1 (work adds up linearly, which
-/// only a sweep of the mix can confirm); Little's law gives what runs then.
+/// At the knee of a mix the shares `rate / goodput` of its classes add up to 1. This assumes that work adds
+/// up linearly, which only a sweep of the mix can confirm. Little's law then gives the concurrency.
 pub(super) fn slots_of(inputs: &CapacityInputs, classes: &[ClassForecast]) -> f64 {
     if let Some(slots) = inputs.replica.slots {
         return f64::from(slots);
@@ -51,7 +51,7 @@ fn time_of(class: &ClassForecast) -> f64 {
     e2e(class.ttft, class.tpot, class.output_tokens)
 }
 
-/// Waits for a slot in a pool of so many replicas; `None` where there is no steady state.
+/// Waits for a slot in a pool of this many replicas; `None` without a steady state.
 fn waits(inputs: &CapacityInputs, classes: &[ClassForecast], replicas: u32) -> Option<(u32, Vec<f64>)> {
     let slots = (slots_of(inputs, classes) * f64::from(replicas)).floor() as u32;
     let rates: Vec<f64> = classes.iter().map(|class| class.peak_rate).collect();
@@ -64,9 +64,9 @@ fn waits(inputs: &CapacityInputs, classes: &[ClassForecast], replicas: u32) -> O
 
 /// Compares both, for two classes or more. `sizes` are those of the separate pools.
 ///
-/// Replicas add up as fractions before they are rounded, and share their spares. Priorities decide who waits
-/// (Cobham 1954, in [`SlotPool::waits_by_priority`]), taking all peaks to fall together and requests of all classes
-/// to hold a slot equally long.
+/// Replicas add up as fractions before rounding, and share their spares. Waits follow the priorities (Cobham
+/// 1954, in [`SlotPool::waits_by_priority`]), assuming that all peaks coincide and that requests of all
+/// classes hold a slot equally long.
 #[must_use]
 pub(super) fn compare(inputs: &CapacityInputs, sizes: &[FleetSize]) -> Option<PoolingPlan> {
     if inputs.classes.len() < 2 {

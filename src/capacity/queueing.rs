@@ -22,7 +22,7 @@ pub enum QueueError {
     /// A degree of parallelism that is not at least 1.
     #[error("the degree of parallelism or its speed-up is {0}; give 1 or more")]
     Parallelism(f64),
-    /// No server at all, or more than the recursion is meant for.
+    /// No servers, or more than the recursion supports.
     #[error("there are {0} servers; give 1 to 10 million")]
     Servers(u32),
     /// Percentiles that no lognormal law has.
@@ -426,7 +426,7 @@ mod tests {
         close(SlotPool { burst: 3.0, ..pool }.wait(4.0).unwrap().mean, 2.0 * even.mean, 1e-12);
         let ranked = pool.waits_by_priority(&[1.0, 3.0]).unwrap();
         assert!(ranked[0].mean < even.mean && even.mean < ranked[1].mean);
-        // What one gains the other loses: the mean over all requests stays (conservation law).
+        // Priorities only redistribute the waits: the mean over all requests stays (conservation law).
         close((ranked[0].mean + 3.0 * ranked[1].mean) / 4.0, even.mean, 1e-12);
     }
 

@@ -1,4 +1,4 @@
-//! What else could happen, and what it would take.
+//! What-if cases of a plan.
 
 use serde::Serialize;
 
@@ -8,9 +8,9 @@ use super::inputs::{CapacityInputs, ClassForecast, PrefixCacheFacts};
 /// One thing that could be otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WhatIf {
-    /// What differs.
+    /// The change.
     pub name: String,
-    /// What was assumed to get from there to capacity.
+    /// Assumption that links the change to capacity.
     pub assumes: &'static str,
     /// Goodput of one replica then.
     pub goodput: f64,
@@ -20,16 +20,16 @@ pub struct WhatIf {
     pub concurrency: f64,
     /// Tokens of context that they hold.
     pub live_kv_tokens: f64,
-    /// Peak by the goodput of the *planned* fleet, less what is lost; absent without a replica left.
+    /// Peak divided by the goodput of the *planned* fleet after the loss; absent without a replica.
     pub utilisation: Option<f64>,
-    /// Whether the planned fleet would still keep the promise.
+    /// Whether the planned fleet would still meet the target.
     pub holds: bool,
 }
 
-/// How many times as much work a request is when fewer prompt tokens come from the prefix cache.
+/// Factor by which a request's work grows when fewer prompt tokens come from the prefix cache.
 ///
-/// Prefill work is proportional to the tokens that are computed; the rest of the work stays. With nothing known of
-/// the share of prefill it is taken as all of it, which is a bound.
+/// Prefill work is proportional to the computed tokens; other work is constant. Without a known share of
+/// prefill all work counts as prefill, which is an upper bound.
 #[must_use]
 pub fn work_at_p10(cache: &PrefixCacheFacts) -> f64 {
     let share = cache.prefill_share.unwrap_or(1.0);

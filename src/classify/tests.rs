@@ -85,7 +85,7 @@ fn models(globs: &[&str]) -> When {
 }
 
 #[test]
-fn every_condition_by_itself() {
+fn every_condition_alone() {
     let one = |change: fn(&mut When)| {
         let mut when = When::default();
         change(&mut when);

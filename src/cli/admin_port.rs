@@ -1,4 +1,4 @@
-//! Asks the admin port of a running gateway: what `drill`, `health` and `top` have in common.
+//! Client of a gateway's admin port, shared by `drill`, `health` and `top`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -18,10 +18,10 @@ use tokio::net::TcpStream;
 use crate::config::Settings;
 use crate::config::watch::SettingsFile;
 
-/// Longer answers are not the gateway's.
+/// Longest response; a longer one is not from a gateway.
 const LONGEST: usize = 64 << 20;
 
-/// A port that is asked in cleartext.
+/// An admin port, in cleartext.
 #[derive(Clone, Debug)]
 pub(super) struct AdminPort {
     authority: Authority,
@@ -29,30 +29,27 @@ pub(super) struct AdminPort {
 }
 
 impl AdminPort {
-    /// The port that a URL names.
+    /// Returns the port that a URL names.
     ///
-    /// # Errors
-    /// It is not `http`, or names no host.
+    /// # Errors The URL is not `http`, or names no host.
     pub(super) fn of(url: &Uri, token: Option<SecretString>) -> anyhow::Result<Self> {
         if url.scheme_str().is_some_and(|scheme| scheme != "http") {
-            bail!("{url}: only http is asked; use the admin port");
+            bail!("{url}: only http is supported; use the admin port");
         }
         let authority = url.authority().with_context(|| format!("{url} names no host; write http://HOST:PORT"))?;
         Ok(AdminPort { authority: authority.clone(), token })
     }
 
-    /// What it answers to a path, within this time.
+    /// Sends a GET and returns the response.
     ///
-    /// # Errors
-    /// Whatever kept it from an answer.
+    /// # Errors No complete response arrived within the limit.
     pub(super) async fn get(&self, path: &str, limit: Duration) -> anyhow::Result<(StatusCode, Bytes)> {
         self.ask(Request::get(path), Bytes::new(), limit).await
     }
 
-    /// What it answers to JSON that is posted to a path, within this time.
+    /// Posts JSON to a path and returns the response.
     ///
-    /// # Errors
-    /// Whatever kept it from an answer.
+    /// # Errors No complete response arrived within the limit.
     pub(super) async fn post(
         &self,
         path: &str,
@@ -70,7 +67,7 @@ impl AdminPort {
         limit: Duration,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
         let answer = tokio::time::timeout(limit, self.send(request, body)).await;
-        answer.with_context(|| format!("no answer from {} within {limit:?}", self.authority))?
+        answer.with_context(|| format!("no response from {} within {limit:?}", self.authority))?
     }
 
     async fn send(&self, request: request::Builder, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
@@ -82,8 +79,9 @@ impl AdminPort {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let mut request = request.header(HOST, authority.as_str());
         if let Some(token) = &self.token {
-            let mut bearer = HeaderValue::from_str(&format!("Bearer {}", token.expose_secret()))
-                .map_err(|_| anyhow!("the token cannot stand in a header: it must be one line of plain characters"))?;
+            let mut bearer = HeaderValue::from_str(&format!("Bearer {}", token.expose_secret())).map_err(|_| {
+                anyhow!("the token is not a valid header value: it must be one line of printable ASCII")
+            })?;
             bearer.set_sensitive(true);
             request = request.header(AUTHORIZATION, bearer);
         }
@@ -91,10 +89,10 @@ impl AdminPort {
         let answer = sender.send_request(request);
         let exchange = async {
             let answer: Response<Incoming> =
-                answer.await.with_context(|| format!("{authority} closed the connection without an answer"))?;
+                answer.await.with_context(|| format!("{authority} closed the connection without a response"))?;
             let status = answer.status();
             let body = Limited::new(answer.into_body(), LONGEST).collect().await;
-            let body = body.map_err(|error| anyhow!("the answer of {authority} broke off: {error}"))?;
+            let body = body.map_err(|error| anyhow!("the response of {authority} was truncated: {error}"))?;
             Ok::<_, anyhow::Error>((status, body.to_bytes()))
         };
         let mut exchange = std::pin::pin!(exchange);
@@ -102,15 +100,14 @@ impl AdminPort {
             answered = &mut exchange => return answered,
             ended = connection => ended?,
         }
-        // The connection can end with the answer, or without one.
+        // The connection ends with the response, or before it.
         exchange.await
     }
 }
 
-/// A token, as the settings read it from a file.
+/// Reads a token from a file, by the rules of the settings.
 ///
-/// # Errors
-/// The file cannot be read, or is empty.
+/// # Errors The file cannot be read, or is empty.
 pub(super) fn token_of(file: &Path) -> anyhow::Result<SecretString> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let token = text.trim();
@@ -120,22 +117,20 @@ pub(super) fn token_of(file: &Path) -> anyhow::Result<SecretString> {
     Ok(SecretString::from(token))
 }
 
-/// The settings of a file.
+/// Loads a settings file.
 ///
-/// # Errors
-/// It cannot be read, or has problems.
+/// # Errors The file cannot be read, or has problems.
 pub(super) fn settings_of(file: &Path) -> anyhow::Result<Settings> {
     let source = SettingsFile::file(file);
     source.read().map_err(|why| anyhow!("{}", why.lines(source.path()).join("; ")))
 }
 
-/// Where one asks a port that listens there: an address of all addresses is asked on this machine.
+/// Returns the address for a client on this machine: loopback for a listener on all addresses.
 ///
-/// # Errors
-/// The system chooses its port.
+/// # Errors The port is 0, so the system chose it.
 pub(super) fn address_to_ask(listens: SocketAddr) -> anyhow::Result<SocketAddr> {
     if listens.port() == 0 {
-        bail!("the settings leave the port to the system (0): give the URL instead");
+        bail!("the port of the settings is 0, so the system chose it; give the URL instead");
     }
     let ip = match listens.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -150,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_addresses_are_asked_on_this_machine() {
+    fn a_listener_on_all_addresses_is_reached_by_loopback() {
         let ask = |listens: &str| address_to_ask(listens.parse().unwrap()).map(|address| address.to_string());
         assert_eq!(ask("0.0.0.0:9090").unwrap(), "127.0.0.1:9090");
         assert_eq!(ask("[::]:9090").unwrap(), "[::1]:9090");

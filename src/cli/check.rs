@@ -1,8 +1,8 @@
-//! `goodput check`: is this settings file good, and what would become of a request?
+//! `goodput check`: validates a settings file and explains how a request would be handled.
 //!
-//! Exit codes: 0 no problem, the sample request (if there is one) would go to an engine, and the
-//! engines (if they were asked) can be used; 1 the file has problems, the request would be refused,
-//! engine not usable, or none lists a model of the routes; 2 a file cannot be read.
+//! Exit codes: 0 no problem, the sample request (if any) would go to an engine, and the engines (if probed)
+//! are usable; 1 the file has problems, the request would be rejected, an engine is unusable, or no engine
+//! lists a model of the routes; 2 a file cannot be read.
 
 mod explain;
 mod probed;
@@ -27,34 +27,32 @@ pub struct CheckArgs {
     /// The settings file.
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
-    /// A request body to explain; `-` reads it from stdin.
+    /// Request body to explain; `-` reads it from stdin.
     #[arg(long, value_name = "FILE")]
     request: Option<PathBuf>,
-    /// The path that the body would be sent to.
+    /// Path of the request.
     #[arg(long, default_value = "/v1/chat/completions", requires = "request")]
     path: String,
-    /// A header of the request; may be repeated. The tenant comes from its key.
+    /// Header of the request; may be repeated. The tenant comes from its key.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = given, requires = "request")]
     headers: Vec<HeaderArg>,
-    /// Ask the engines: whether they can be reached, what they are, which models they list, whether
-    /// they take their pool's key.
+    /// Probe every engine: connection, kind, version, listed models, acceptance of the pool's key.
     #[arg(long)]
     probe: bool,
-    /// Answer in JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// A header, or what is wrong with it.
+/// A header, or the error in it.
 type HeaderArg = Result<(HeaderName, HeaderValue), String>;
 
-/// Never fails: the message of the command line's parser would show the whole text.
+/// Never fails, because the parser's message would show the whole text, which may be a secret.
 fn given(text: &str) -> Result<HeaderArg, std::convert::Infallible> {
     Ok(header(text))
 }
 
-/// Reads `name=value` or `name: value`. The value is a secret as likely as not: no message shows
-/// it.
+/// Parses `name=value` or `name: value`. No message shows the value, which may be a secret.
 fn header(text: &str) -> HeaderArg {
     let (name, value) = text.split_once(['=', ':']).ok_or("write a header as name=value")?;
     let name = HeaderName::try_from(name.trim()).map_err(|_| "the part before = is not a header name")?;
@@ -64,7 +62,7 @@ fn header(text: &str) -> HeaderArg {
 }
 
 impl CheckArgs {
-    /// Checks, and prints what was found.
+    /// Checks, and prints the result.
     #[must_use]
     pub fn run(&self) -> ExitCode {
         match self.outcome() {
@@ -84,10 +82,9 @@ impl CheckArgs {
         }
     }
 
-    /// What is printed, and whether all is well.
+    /// Returns the output, and whether everything is in order.
     ///
-    /// # Errors
-    /// A file that cannot be read.
+    /// # Errors A file cannot be read.
     fn outcome(&self) -> anyhow::Result<(String, bool)> {
         let settings = match SettingsFile::file(&self.config).read() {
             Ok(settings) => settings,
@@ -195,7 +192,7 @@ mod tests {
 
     const BODY: &str = r#"{"model":"gpt-4o","stream":true,"messages":[{"role":"user","content":"CANARY4"}]}"#;
 
-    /// Settings, a body, and a place for both.
+    /// A folder with settings and a body.
     fn desk(settings: &str) -> tempfile::TempDir {
         let desk = tempfile::tempdir().unwrap();
         std::fs::write(desk.path().join("g.yaml"), settings).unwrap();
@@ -230,7 +227,7 @@ mod tests {
     const KEY: &str = "authorization=Bearer sk-CANARY1";
 
     #[test]
-    fn a_good_file_is_said_to_be_good() {
+    fn a_valid_file_has_no_problem() {
         let (text, good) = check(&desk(&settings()), &[]).unwrap();
         assert_eq!((text.as_str(), good), ("g.yaml: no problem (2 classes, 2 pools)\n", true));
     }
@@ -283,11 +280,11 @@ rule 1     batch: no, header.x-job differs
 rule 2     batch: no, stream and has_tools differ
 class      chat (default)
 promise    TTFT at most 0.5s, 90% all together within 28d
-rank       high
-limits     600 requests a minute, 5 at once; 9000 tokens for llama-3 a minute, 9000 at once; beyond that: refused
+priority   high
+limits     600 requests a minute, 5 at once; 9000 tokens for llama-3 a minute, 9000 at once; beyond that: rejected
 reserves   about 2 tokens of prompt, 1024 of output (assumed: no cap is stated): 1 of 5 requests_per_minute, 1026 of 9000 tokens_per_minute of the model
 pools      fast, then slow
-queue      at most 2s; once its promise cannot be kept: behind the others of its rank
+queue      at most 2s; once its promise cannot be kept: behind the others of its priority
 overload   shed_lower, then cap_output: 200
 ";
         assert_eq!(text, expected);
@@ -298,15 +295,15 @@ overload   shed_lower, then cap_output: 200
         assert_eq!(request["tenant"], "acme");
         assert_eq!(request["class"], "chat");
         assert_eq!(request["rule"], "default");
-        assert_eq!(request["rank"], "high");
-        assert_eq!(request["limits"][2], "beyond that: refused");
+        assert_eq!(request["priority"], "high");
+        assert_eq!(request["limits"][2], "beyond that: rejected");
         assert_eq!(request["pools"], json!(["fast", "slow"]));
         assert_eq!(request["rules"][1]["differs"], json!(["stream", "has_tools"]));
         assert!(!text.contains("CANARY"));
     }
 
     #[test]
-    fn what_limits_decide_about_a_request_is_what_the_gateways_own_books_say() {
+    fn check_uses_the_gateways_own_limiter() {
         let text = settings().replace("requests_burst: 5,", "requests_burst: 1, concurrent_requests: 1,");
         let desk = desk(&text.replace("requests_per_minute: 600", "requests_per_minute: 1"));
         let body = |rest: &str| {
@@ -320,7 +317,7 @@ overload   shed_lower, then cap_output: 200
                         1 of 1 concurrent_requests, 602 of 9000 tokens_per_minute of the model";
         assert!(good && text.contains(reserves), "{text}");
         assert!(text.contains("1 request a minute, 1 at once; 1 request at one time;"), "{text}");
-        // Assumed is cut to what the bucket holds; stated is not.
+        // The assumed output is clipped to the bucket; a stated one is not.
         body(r#""n":20"#);
         assert!(asked().0.contains("20480 of output (assumed: no cap is stated)"), "{}", asked().0);
         assert!(asked().0.contains("9000 of 9000 tokens_per_minute"), "{}", asked().0);
@@ -364,7 +361,7 @@ overload   shed_lower, then cap_output: 200
     }
 
     #[test]
-    fn a_body_is_read_as_the_gateway_reads_it_a_form_only_where_it_takes_forms() {
+    fn check_reads_bodies_and_forms_like_the_gateway() {
         let desk = desk(&settings());
         let form = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nllama-3\r\n--b--\r\n";
         std::fs::write(desk.path().join("body.json"), form).unwrap();

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::sync::Notify;
 
-use super::service::{Service, standings};
+use super::class_status::standings;
+use super::service::Service;
 use super::signals::ShutdownSignals;
 use super::{numbers, print};
 use crate::clock::Clock;
@@ -20,25 +21,25 @@ use crate::sim::demo::view::{ClassRow, DemoFormat, DemoSnapshot, show};
 use crate::sim::demo::{CLASS_HEADER, DemoFleet, KEY, MODEL, RATE, fleet, settings, traffic};
 use crate::sim::traffic::{FlowStats, Traffic, to};
 
-/// Shows a gateway at work: simulated engines and traffic, no files, no GPU.
+/// Runs a gateway with simulated engines and traffic; needs no files and no GPU.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Demo {
-    /// Where the gateway listens; port 0 takes a free one.
+    /// Address of the gateway; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Where its metrics are; port 0 takes a free one.
+    /// Address of the admin port; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:9090")]
     admin: SocketAddr,
-    /// End by itself after this time; without it, at Ctrl-C.
+    /// End after this time; without it, at Ctrl-C.
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
-    /// Requests per second, on average: 0.1 to 1000.
+    /// Mean requests per second, 0.1 to 1000.
     #[arg(long, default_value_t = RATE, value_parser = numbers::within::<100, 1_000_000>)]
     rate: f64,
-    /// Decides arrivals, lengths, texts and jitter.
+    /// Seed of arrivals, lengths, texts and jitter.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Tell at the end what was counted, as one JSON object.
+    /// Print the counts at the end as one JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -54,7 +55,7 @@ impl Demo {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("goodput demo: {error:#}");
-                eprintln!("a port that is taken: try --listen 127.0.0.1:0 --admin 127.0.0.1:0");
+                eprintln!("if a port is taken, try --listen 127.0.0.1:0 --admin 127.0.0.1:0");
                 ExitCode::from(3)
             }
         }
@@ -105,7 +106,7 @@ impl Demo {
     }
 }
 
-/// The gateway's own verdicts, beside what its clients saw.
+/// Combines the gateway's verdicts with the observations of its clients.
 fn snapshot(flow_stats: &[FlowStats], gateway: &Gateway, fleet: &DemoFleet) -> DemoSnapshot {
     let standings = standings(gateway);
     let row = |stats: &FlowStats| {
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_beyond_what_one_machine_can_ask_is_refused() {
+    fn a_rate_beyond_one_machine_is_rejected() {
         let rate = |rate: &str| Line::try_parse_from(["demo", &format!("--rate={rate}")]);
         for good in ["0.1", "22", "1000"] {
             assert!(rate(good).is_ok(), "{good}");

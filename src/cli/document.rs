@@ -1,28 +1,28 @@
-//! A page of results, written once and shown as plain text or as Markdown.
+//! A page of results, shown as plain text or as Markdown.
 
 /// A part of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PagePart {
-    /// A heading; 1 is the page's own.
+    /// A heading; level 1 is the page's title.
     Heading(u8, String),
     /// A paragraph.
     Text(String),
-    /// Points, one after the other.
+    /// A bullet list.
     Points(Vec<String>),
-    /// A table: how its columns are set, its head, and rows of as many cells.
+    /// A table: alignment, head, and rows with as many cells.
     Table(Columns, Vec<String>, Vec<Vec<String>>),
 }
 
-/// How the columns of a table are set.
+/// Alignment of a table's columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Columns {
-    /// All to the left: words.
+    /// Words: all to the left.
     Words,
-    /// All but the first to the right: figures.
+    /// Figures: all but the first to the right.
     Figures,
 }
 
-/// A page of parts, in order.
+/// A page: parts in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Document(pub Vec<PagePart>);
 
@@ -42,12 +42,12 @@ impl Document {
         self.0.push(PagePart::Points(points.into_iter().collect()));
     }
 
-    /// Adds a table of figures; without rows, nothing.
+    /// Adds a table of figures, unless it has no rows.
     pub fn table<const N: usize>(&mut self, head: [&str; N], rows: Vec<[String; N]>) {
         self.columns(Columns::Figures, head, rows);
     }
 
-    /// Adds a table of words; without rows, nothing.
+    /// Adds a table of words, unless it has no rows.
     pub fn listing<const N: usize>(&mut self, head: [&str; N], rows: Vec<[String; N]>) {
         self.columns(Columns::Words, head, rows);
     }
@@ -93,7 +93,7 @@ impl Document {
     }
 }
 
-/// Lines of at most [`WIDTH`], the first behind `bullet`, the others below it.
+/// Wraps at [`WIDTH`]: the first line behind `bullet`, the others aligned with it.
 fn wrapped(text: &str, bullet: &str) -> String {
     let mut out = String::new();
     let mut line = bullet.to_owned();
@@ -135,7 +135,7 @@ fn plain_table(columns: Columns, head: &[String], rows: &[Vec<String>]) -> Strin
     format!("{}{rule}{rows}", line(head))
 }
 
-/// A number with its thousands told apart, and so many digits behind the point.
+/// Formats a number with thousands separators and this many decimals.
 pub(super) fn number(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$}");
     let (sign, bare) = text.strip_prefix('-').map_or(("", text.as_str()), |bare| ("-", bare));
@@ -150,7 +150,7 @@ pub(super) fn number(value: f64, digits: usize) -> String {
     rest.map_or_else(|| format!("{sign}{grouped}"), |rest| format!("{sign}{grouped}.{rest}"))
 }
 
-/// A number with three digits that say something, and no zeros behind them.
+/// Formats a number with three significant digits and no trailing zeros.
 pub(super) fn short(value: f64) -> String {
     if !value.is_finite() || value == 0.0 {
         return format!("{value}");
@@ -161,7 +161,7 @@ pub(super) fn short(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// A share in percent.
+/// Formats a share in percent.
 pub(super) fn percent(share: f64) -> String {
     format!("{} %", short(100.0 * share))
 }

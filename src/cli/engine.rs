@@ -15,61 +15,61 @@ use crate::sim::engine::{AdmissionOrder, EngineSpec, LengthDistribution, SimEngi
 /// Runs a simulated engine until it is interrupted.
 #[derive(Debug, Args)]
 pub struct EngineArgs {
-    /// Where to listen; port 0 takes a free one, which is printed.
+    /// Address to listen on; port 0 takes a free one, which is printed.
     #[arg(long, default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
-    /// Model names it answers to; may be repeated.
+    /// Model names it serves; may be repeated.
     #[arg(long = "model", default_value = "sim", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     models: Vec<String>,
-    /// Decides texts, lengths and jitter.
+    /// Seed of texts, lengths and jitter.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many times as fast as an 8B model on one GPU: 0.001 to 1000.
+    /// Speed relative to an 8B model on one GPU, 0.001 to 1000.
     #[arg(long, default_value_t = 1.0, value_parser = numbers::within::<1, 1_000_000>)]
     speed: f64,
-    /// Requests in one batch.
+    /// Most requests in one batch.
     #[arg(long, default_value_t = EngineSpec::default().max_running, value_parser = numbers::count)]
     max_running: usize,
-    /// Requests that may wait before the engine answers 503; no limit by default.
+    /// Most waiting requests before the engine responds 503 [default: no limit].
     #[arg(long, value_parser = numbers::count)]
     max_waiting: Option<usize>,
     /// Tokens computed in one step.
     #[arg(long, default_value_t = EngineSpec::default().step_tokens, value_parser = clap::value_parser!(u64).range(1..))]
     step_tokens: u64,
-    /// Room of the key-value cache, in tokens.
+    /// Size of the key-value cache, in tokens.
     #[arg(long, default_value_t = EngineSpec::default().kv_tokens, value_parser = clap::value_parser!(u64).range(1..))]
     kv_tokens: u64,
-    /// Longest prompt plus answer, in tokens.
+    /// Longest prompt plus output, in tokens.
     #[arg(long, default_value_t = EngineSpec::default().max_model_len, value_parser = clap::value_parser!(u64).range(1..))]
     max_model_len: u64,
-    /// Serve by the requests' `priority` (lower first), not by arrival.
+    /// Schedule by the requests' `priority` (lower first) instead of by arrival.
     #[arg(long)]
     priority_scheduling: bool,
-    /// Compute every prompt in full.
+    /// Disable the prefix cache.
     #[arg(long)]
     no_prefix_caching: bool,
-    /// Most tokens a request gains in one step; above 1, speculative decoding.
+    /// Most tokens per request and step; above 1 it is speculative decoding.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     speculative: u64,
-    /// Reasoning tokens before an answer; 0: the model does not reason.
+    /// Reasoning tokens before the response; 0 disables reasoning.
     #[arg(long, default_value_t = 0)]
     reasoning_tokens: u64,
-    /// Median length of answers that no cap cuts, in tokens.
+    /// Median output without a cap, in tokens.
     #[arg(long, default_value_t = 160.0, value_parser = numbers::within::<1_000, 1_000_000_000>)]
     output_p50: f64,
-    /// Their 95th percentile.
+    /// 95th percentile of that output.
     #[arg(long, default_value_t = 640.0, value_parser = numbers::within::<1_000, 1_000_000_000>)]
     output_p95: f64,
-    /// Seconds after which a connection without a request is closed.
+    /// Seconds after which an idle connection is closed.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     keep_alive_seconds: u64,
-    /// Say where it listens as JSON.
+    /// Print the address as JSON.
     #[arg(long)]
     json: bool,
 }
 
 impl EngineArgs {
-    /// Serves until the process is interrupted or told to end.
+    /// Serves until the process is interrupted.
     #[must_use]
     pub fn run(self) -> ExitCode {
         if let Err(unsound) = self.is_sound() {
@@ -86,7 +86,7 @@ impl EngineArgs {
         runtime.block_on(self.serve())
     }
 
-    /// What one flag alone cannot tell.
+    /// Checks combinations of flags.
     fn is_sound(&self) -> Result<(), clap::Error> {
         if self.output_p95 < self.output_p50 {
             let (p50, p95) = (self.output_p50, self.output_p95);
@@ -152,7 +152,7 @@ mod tests {
         engine: EngineArgs,
     }
 
-    /// What is said of a command line; nothing where it is sound.
+    /// Returns the error of a command line; empty if it is valid.
     fn told(flags: &[&str]) -> String {
         let line = Line::try_parse_from([&["engine"], flags].concat()).and_then(|line| line.engine.is_sound());
         line.err().map(|error| error.to_string()).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! `goodput health`: asks a running gateway whether it is well. The container's health check:
-//! the image has no other client.
+//! `goodput health`: asks a running gateway for its health. The container's health check, because the image
+//! has no other HTTP client.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,26 +11,26 @@ use http::{StatusCode, Uri};
 use super::admin_port::{AdminPort, address_to_ask, settings_of};
 use super::print;
 
-/// Asks a running gateway whether it is well: exit code 0 if it is, 1 if it is not.
+/// Checks the health of a running gateway: exit code 0 if healthy, 1 if not.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HealthArgs {
-    /// What to ask: the admin port's /readyz or /livez, or /health of the listener.
+    /// URL to ask: /readyz or /livez of the admin port, or /health of the listener.
     #[arg(long, default_value = "http://127.0.0.1:9090/readyz")]
     pub url: Uri,
-    /// Ask the gateway of this settings file: /readyz of its admin port, or, with `admin: off`, /health of its
+    /// Ask the gateway of this settings file: /readyz of its admin port, or with `admin: off` /health of its
     /// listener.
     #[arg(short, long, value_name = "FILE", conflicts_with = "url")]
     pub config: Option<PathBuf>,
-    /// How long the answer may take.
+    /// Time limit of the response.
     #[arg(long, default_value_t = 3, value_name = "SECONDS")]
     pub timeout_seconds: u64,
-    /// Answer in JSON.
+    /// Print JSON.
     #[arg(long)]
     pub json: bool,
 }
 
 impl HealthArgs {
-    /// Asks, and says what was answered. No answer is a no, not a failure to ask.
+    /// Asks, and prints the status. No response means unhealthy.
     #[must_use]
     pub fn run(&self) -> ExitCode {
         let whom = self.target().and_then(|url| Ok((AdminPort::of(&url, None)?, url)));
@@ -71,10 +71,9 @@ impl HealthArgs {
         }
     }
 
-    /// The status that was answered.
+    /// Returns the status of the response.
     ///
-    /// # Errors
-    /// Whatever kept it from an answer, an over-long wait included.
+    /// # Errors No response arrived within the limit.
     pub async fn ask(&self) -> anyhow::Result<StatusCode> {
         let url = self.target()?;
         self.ask_port(&AdminPort::of(&url, None)?, &url).await
@@ -85,19 +84,19 @@ impl HealthArgs {
         Ok(port.get(path, Duration::from_secs(self.timeout_seconds)).await?.0)
     }
 
-    /// What to ask.
+    /// The URL to ask.
     fn target(&self) -> anyhow::Result<Uri> {
         let Some(file) = &self.config else { return Ok(self.url.clone()) };
         let settings = settings_of(file)?;
         let (address, path) = match &settings.admin {
             Some(admin) => (admin.address, "readyz"),
             None if settings.listen.tls.is_some() => {
-                bail!("`admin: off`, and clients are served over TLS: there is nothing to ask in cleartext")
+                bail!("with `admin: off` and TLS for clients no port answers in cleartext")
             }
             None => (settings.listen.address, "health"),
         };
         let url = format!("http://{}/{path}", address_to_ask(address)?);
-        url.parse().with_context(|| format!("{url} is no URL"))
+        url.parse().with_context(|| format!("{url} is not a URL"))
     }
 }
 
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_status_decides_and_no_answer_is_an_error() {
+    async fn the_status_decides_and_no_response_is_an_error() {
         let ready = answered(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
         assert_eq!(ready.unwrap(), StatusCode::OK);
         let leaving = answered(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 9\r\n\r\nnot ready").await;
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_asked_is_an_error() {
+    async fn an_invalid_url_is_an_error() {
         for url in ["https://127.0.0.1:1/", "/readyz"] {
             assert!(to(url).ask().await.is_err(), "{url}");
             assert_eq!(format!("{:?}", to(url).run()), format!("{:?}", ExitCode::from(2)), "{url}");
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_settings_file_says_where_to_ask() {
+    fn the_admin_address_comes_from_a_settings_file() {
         let target = |more: &str| {
             let folder = tempfile::tempdir().unwrap();
             let file = folder.path().join("goodput.yaml");

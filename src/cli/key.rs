@@ -1,4 +1,4 @@
-//! `goodput key new`: makes an API key and the hash that stands in the settings.
+//! `goodput key new`: creates an API key and the hash for the settings.
 
 use std::process::ExitCode;
 
@@ -19,22 +19,22 @@ pub struct KeyArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum KeyCommand {
-    /// Makes a key. It is printed once and stored nowhere; the settings hold its hash.
+    /// Creates a key. It is printed once and stored nowhere; the settings hold its hash.
     New(New),
 }
 
 #[derive(Clone, Debug, Args)]
 struct New {
-    /// A name for the key, for rules.
+    /// Label of the key, for rules.
     #[arg(long)]
     label: Option<String>,
-    /// Answer in JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
 impl KeyArgs {
-    /// Makes a key and prints it.
+    /// Creates a key and prints it.
     #[must_use]
     pub fn run(&self) -> ExitCode {
         let KeyCommand::New(new) = &self.command;
@@ -42,7 +42,7 @@ impl KeyArgs {
     }
 }
 
-/// A key of 43 letters and digits, 256 bits, from the system's source of chance.
+/// Returns a key of 43 letters and digits (256 bits) from the system's random source.
 fn made() -> String {
     let letters: String = rand::rng().sample_iter(Alphanumeric).take(43).map(char::from).collect();
     format!("gp-{letters}")
@@ -62,7 +62,7 @@ impl New {
     }
 }
 
-/// A text in double quotes, as YAML reads it.
+/// Quotes a text for YAML.
 fn in_yaml(text: &str) -> String {
     let letter = |c: char| match c {
         '"' | '\\' => format!("\\{c}"),

@@ -1,8 +1,8 @@
-//! The logs of a process that serves: to stderr, and never in anybody's way.
+//! Logs of a serving process: to stderr, never blocking.
 //!
-//! Whoever logs hands a line over and goes on. One thread owns stderr; if nobody reads what it
-//! writes, lines are lost and counted, and a stderr that is closed loses them all. A request, a
-//! probe or a reload must neither wait for a reader of logs nor end with one.
+//! A log call hands its line to one thread, which owns stderr. If nothing reads stderr, or it is closed,
+//! lines are dropped and counted, because no request, probe or reload may wait for a log reader or end with
+//! it.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Lines that may wait for stderr.
+/// Most lines waiting for stderr.
 const WAITING: usize = 4096;
 
-/// What is logged where `RUST_LOG` says nothing. h2 warns of what any client can do to it at
-/// will (resets in a row): such lines would be written by whoever attacks.
+/// Log filter without `RUST_LOG`. h2 warns about what any client can cause (repeated resets), so its warnings
+/// would let an attacker write the log.
 const UNASKED: &str = "info,h2=error";
 
-/// How long the end of the process waits for lines that have not gone out.
+/// Longest wait for unwritten lines at exit.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// Where lines are handed over. Cheap to clone.
+/// Sender of log lines. Cheap to clone.
 #[derive(Clone)]
 pub struct Logs {
     pieces: SyncSender<LogPiece>,
@@ -32,17 +32,17 @@ pub struct Logs {
 
 enum LogPiece {
     Line(Vec<u8>),
-    /// Everything before this has gone out.
+    /// Acknowledged once everything before it was written.
     Mark(SyncSender<()>),
 }
 
-/// Logs go to stderr from now on; `RUST_LOG` filters them, [`UNASKED`] where it is not set.
+/// Sends logs to stderr, filtered by `RUST_LOG` or [`UNASKED`].
 pub(super) fn to_stderr() -> Logs {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(UNASKED));
     let logs = Logs::to(io::stderr());
     let colours = io::stderr().is_terminal();
     let subscriber = tracing_subscriber::fmt().with_ansi(colours).with_writer(logs.clone()).with_env_filter(filter);
-    // A second call finds a subscriber in place, which is what it wanted.
+    // On a second call a subscriber is already installed.
     let _ = subscriber.try_init();
     logs
 }
@@ -57,7 +57,7 @@ impl Logs {
         logs
     }
 
-    /// Waits a moment until what was handed over has gone out.
+    /// Waits briefly until all lines were written.
     pub(super) fn last_lines(&self) {
         let (mark, written) = sync_channel(1);
         if self.pieces.try_send(LogPiece::Mark(mark)).is_ok() {
@@ -70,7 +70,7 @@ fn write(waiting: &Receiver<LogPiece>, lost: &AtomicU64, mut output: impl Write)
     while let Ok(piece) = waiting.recv() {
         match piece {
             LogPiece::Line(line) => {
-                // Nobody is left who could be told that stderr is gone.
+                // A failed write cannot be reported anywhere.
                 let _ = output.write_all(&line);
                 let lost = lost.swap(0, Ordering::Relaxed);
                 if lost > 0 {
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// An output that takes nothing until it is opened.
+    /// An output that blocks until it is opened.
     #[derive(Clone, Default)]
     struct Gate(Arc<Door>);
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_that_nobody_reads_hold_nobody_up_and_are_counted() {
+    fn unread_logs_block_nothing_and_are_counted() {
         let gate = Gate::default();
         let logs = Logs::to(gate.clone());
         for _ in 0..2 * WAITING {
@@ -155,7 +155,7 @@ mod tests {
         let lost = logs.lost.load(Ordering::Relaxed);
         assert!(lost >= WAITING as u64 - 1, "{lost}");
         gate.open();
-        // The mark finds room as soon as the thread has taken a line.
+        // The mark fits as soon as the thread has taken a line.
         while logs.lost.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
         }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stderr_that_is_closed_ends_nobody() {
+    fn a_closed_stderr_does_not_end_the_process() {
         struct Closed;
         impl Write for Closed {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

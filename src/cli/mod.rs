@@ -1,10 +1,11 @@
-//! The commands.
+//! The command line interface.
 //!
-//! Exit codes: 0 done; 1 it ran and the answer is no; 2 usage or an unreadable file; 3 it
-//! could not start (a port that is taken).
+//! Exit codes: 0 success; 1 negative result; 2 invalid command line or unreadable file; 3 failed start (a
+//! port is taken).
 
 mod admin_port;
 pub mod check;
+mod class_status;
 pub mod dashboard;
 pub mod demo;
 mod descriptors;
@@ -13,15 +14,19 @@ pub mod drill;
 pub mod engine;
 pub mod health;
 pub mod key;
+mod load_runtime;
 mod logs;
 mod numbers;
 pub mod plan;
 mod print;
+pub mod replay;
 pub mod report;
 pub mod rules;
 pub mod schema;
 pub mod serve;
 pub mod service;
+mod service_options;
+mod service_probe;
 mod signals;
 mod status;
 pub mod sweep;
@@ -43,35 +48,39 @@ pub struct Goodput {
 enum Command {
     /// Run the gateway.
     Serve(serve::Serve),
-    /// See a gateway at work: simulated engines and traffic, no files, no GPU.
+    /// Run a gateway with simulated engines and traffic; needs no files and no GPU.
     Demo(demo::Demo),
-    /// Check a settings file, and explain what would become of a request.
+    /// Check a settings file, and explain how a request would be handled.
     Check(check::CheckArgs),
-    /// Print recording and alerting rules for Prometheus, made from the classes.
+    /// Print recording and alerting rules for Prometheus, generated from the classes.
     Rules(rules::RulesArgs),
-    /// Invent misses in a running gateway, to see whether a page arrives.
+    /// Count test misses in a running gateway, to verify that an alert arrives.
     Drill(drill::DrillArgs),
-    /// Print the JSON Schema of the settings file.
+    /// Print the JSON Schema of the settings file, or its tables for the documentation.
     Schema(schema::Schema),
     /// Print a Grafana dashboard.
     Dashboard(dashboard::DashboardArgs),
-    /// Make API keys.
+    /// Create API keys.
     Key(key::KeyArgs),
-    /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
+    /// Run a simulated engine with vLLM's HTTP API; needs no GPU.
     Engine(engine::EngineArgs),
-    /// Size a fleet from measured goodput: replicas, memory, cost, and what else could happen.
+    /// Size a fleet from measured goodput: replicas, memory, cost and what-if.
     Plan(Box<plan::PlanArgs>),
-    /// Find the highest request rate at which a service keeps its promises.
+    /// Find the highest request rate at which a service meets its objectives.
     Sweep(Box<sweep::SweepArgs>),
-    /// Compare sweeps, and write a report of them.
+    /// Replay recorded traffic against a service or a simulated fleet, and lose engines on the way.
+    Replay(Box<replay::ReplayArgs>),
+=======
+    /// Compare sweeps, and write a report.
+>>>>>>> w-words
     Report(report::ReportArgs),
-    /// Ask a running gateway whether it is well.
+    /// Check the health of a running gateway.
     Health(health::HealthArgs),
     /// Show a running gateway: classes, seats, queues, engines, tenants.
     Top(top::TopArgs),
 }
 
-/// Reads the command line and does what it says.
+/// Parses the command line and runs the command.
 #[must_use]
 pub fn run() -> ExitCode {
     match Goodput::parse().command {
@@ -86,6 +95,7 @@ pub fn run() -> ExitCode {
         Command::Engine(engine) => engine.run(),
         Command::Plan(plan) => plan.run(),
         Command::Sweep(sweep) => sweep.run(),
+        Command::Replay(replay) => replay.run(),
         Command::Report(report) => report.run(),
         Command::Health(health) => health.run(),
         Command::Top(top) => top.run(),
@@ -99,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound_and_every_command_answers_in_json() {
+    fn the_command_line_is_valid_and_every_command_supports_json() {
         let mut line = Goodput::command();
         line.clone().debug_assert();
         line.build();

@@ -1,22 +1,20 @@
-//! Numbers of the command line that must lie in a range.
+//! Parsers of command line numbers within a range.
 
-/// A number from `LEAST` to `MOST` thousandths.
+/// Parses a number from `LEAST` to `MOST` thousandths.
 ///
-/// # Errors
-/// What to write instead.
+/// # Errors The text is not such a number.
 pub fn within<const LEAST: u32, const MOST: u32>(text: &str) -> Result<f64, String> {
     let (least, most) = (f64::from(LEAST) / 1000.0, f64::from(MOST) / 1000.0);
     match text.parse::<f64>() {
         Ok(number) if (least..=most).contains(&number) => Ok(number),
         Ok(number) => Err(format!("{number} is out of range: write a number from {least} to {most}")),
-        Err(_) => Err(format!("this is no number: write one from {least} to {most}")),
+        Err(_) => Err(format!("this is not a number; write one from {least} to {most}")),
     }
 }
 
-/// A whole number from 1 on.
+/// Parses an integer of at least 1.
 ///
-/// # Errors
-/// What to write instead.
+/// # Errors The text is not such a number.
 pub fn count(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "write an integer from 1 on".to_owned())
 }

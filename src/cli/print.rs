@@ -1,19 +1,17 @@
-//! What a command has to say, on its standard output.
+//! Output of a command on stdout.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Writes `text` and a line's end. Who closes the pipe has read enough (`| head`), and that is no
-/// failure.
+/// Writes `text` and a newline. A closed pipe (`| head`) is not an error.
 ///
-/// # Errors
-/// Whatever else the system says, a full disk for one.
+/// # Errors Any other failure of the write, such as a full disk.
 pub(super) fn line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     or_enough(out.write_all(format!("{text}\n").as_bytes()).and_then(|()| out.flush()))
 }
 
-/// The same as a command's end: with the code that it earned, or the one for what cannot be written.
+/// Writes the last output of a command. Returns `code`, or failure if the write failed.
 pub(super) fn last(text: &str, code: ExitCode) -> ExitCode {
     match line(text) {
         Ok(()) => code,
@@ -24,7 +22,7 @@ pub(super) fn last(text: &str, code: ExitCode) -> ExitCode {
     }
 }
 
-/// A closed pipe is no error.
+/// Ignores a closed pipe.
 pub(super) fn or_enough(written: io::Result<()>) -> io::Result<()> {
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }

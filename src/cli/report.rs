@@ -1,4 +1,4 @@
-//! `goodput report`: what sweeps found, and whether they differ.
+//! `goodput report`: compares sweeps.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,10 +12,10 @@ use crate::load::summary::{FORMAT, SweepSummary};
 /// Compares sweeps, and writes a report of them.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ReportArgs {
-    /// Sweeps: their folders, or their summary.json. Every other one is held against the first.
+    /// Sweeps: their folders, or their summary.json. The others are compared with the first.
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// Where the page goes.
+    /// Path of the report.
     #[arg(long, default_value = "goodput-report.html", value_name = "FILE")]
     out: PathBuf,
     /// Print the comparison as JSON.
@@ -24,7 +24,7 @@ pub struct ReportArgs {
 }
 
 impl ReportArgs {
-    /// Reports; 0 where the sweeps could be compared, 1 where their workloads differ.
+    /// Compares; 1 if the workloads differ.
     #[must_use]
     pub fn run(&self) -> ExitCode {
         match self.report() {
@@ -52,19 +52,18 @@ impl ReportArgs {
     }
 }
 
-/// The summary of a run, by its folder or its file.
+/// Reads the summary of a run, by its folder or its file.
 ///
-/// # Errors
-/// It cannot be read, or is something else.
+/// # Errors The file cannot be read, or is not a summary.
 fn summary(run: &Path) -> anyhow::Result<SweepSummary> {
     let file = if run.is_dir() { run.join("summary.json") } else { run.to_owned() };
     let shown = file.display();
     let text = std::fs::read(&file).with_context(|| format!("cannot read {shown}; name the folder of a sweep"))?;
-    let value: serde_json::Value = serde_json::from_slice(&text).with_context(|| format!("{shown} is no JSON"))?;
+    let value: serde_json::Value = serde_json::from_slice(&text).with_context(|| format!("{shown} is not JSON"))?;
     if value["format"] != FORMAT {
-        bail!("{shown} is no summary of a sweep in the format {FORMAT}");
+        bail!("{shown} is not the summary of a sweep in the format {FORMAT}");
     }
-    serde_json::from_value(value).with_context(|| format!("{shown} is no whole summary"))
+    serde_json::from_value(value).with_context(|| format!("{shown} is incomplete"))
 }
 
 fn words(runs: &[PathBuf], sweeps: &[SweepSummary], comparisons: &[Comparison]) -> String {

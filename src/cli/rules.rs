@@ -224,7 +224,7 @@ routes: [{model: m, class: [chat, agent], pools: [main]}, {model: '*', pools: [s
     }
 
     #[test]
-    fn settings_become_what_the_alerts_need() {
+    fn settings_become_the_inputs_of_the_alerts() {
         let policy = rules(&[]).policy(&settings(SETTINGS));
         let told = |at: usize| {
             let class = &policy.classes[at];

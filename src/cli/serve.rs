@@ -1,4 +1,4 @@
-//! `goodput serve`: the gateway, from a settings file.
+//! `goodput serve`: runs the gateway from a settings file.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,19 +12,19 @@ use super::signals::ShutdownSignals;
 use crate::clock::Clock;
 use crate::config::watch::SettingsFile;
 
-/// Runs the gateway until it is told to end.
+/// Runs the gateway until SIGTERM or SIGINT.
 #[derive(Debug, clap::Args)]
 pub struct Serve {
-    /// The settings.
+    /// Settings file.
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
-    /// Say where it listens as one JSON line on stdout, in URLs.
+    /// Print the listeners as one JSON line of URLs.
     #[arg(long)]
     json: bool,
 }
 
 impl Serve {
-    /// Serves; 0 after a drain, 2 for settings that cannot be used, 3 where it cannot start.
+    /// Serves; 0 after a drain, 2 for invalid settings, 3 for a failed start.
     #[must_use]
     pub fn run(self) -> ExitCode {
         let logs = super::logs::to_stderr();
@@ -42,7 +42,7 @@ impl Serve {
                 return ExitCode::from(3);
             }
         };
-        // From here on SIGHUP ends nobody, also not a process that is still reading its settings.
+        // Installed first, because SIGHUP would otherwise end a process that still reads its settings.
         let _hangup = runtime.block_on(async { signal(SignalKind::hangup()) });
         let source = SettingsFile::file(&self.config);
         let settings = match source.read() {
@@ -71,7 +71,7 @@ impl Serve {
             service.run(async || signals.next().await).await;
             ExitCode::SUCCESS
         });
-        // Whatever waits for a stdout that nobody reads must not hold us.
+        // Tasks blocked by an unread stdout must not delay the exit.
         runtime.shutdown_background();
         code
     }
@@ -81,14 +81,14 @@ impl Serve {
         if self.json {
             let admin = admin.map(|address| format!("http://{address}"));
             let line = serde_json::json!({"listening": service.url(), "admin": admin});
-            // A stdout that is closed already is no reason to end.
+            // A closed stdout is no reason to exit.
             let _ = writeln!(std::io::stdout(), "{line}");
         }
         for opening in service.openings() {
             let (port, address, tls) = (opening.port, opening.address, opening.is_tls);
             let (open_to, asks_for) = (opening.open_to(), opening.asks_for());
             match opening.is_careless() {
-                false => tracing::info!(port, %address, tls, open_to, asks_for, "a port is open"),
+                false => tracing::info!(port, %address, tls, open_to, asks_for, "listening"),
                 true => tracing::warn!(
                     port, %address, tls, open_to, asks_for,
                     "the admin port is reachable from other machines without a token; set admin.token_file, or keep admin.address on loopback"
@@ -100,8 +100,7 @@ impl Serve {
     }
 }
 
-/// A thread for each core; where there is one core, none but this: work that nobody can steal
-/// needs no scheduler for thieves.
+/// One thread per core; on one core the current thread only, because work stealing needs several.
 fn runtime() -> std::io::Result<Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut builder = if cores == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };

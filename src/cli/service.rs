@@ -1,5 +1,5 @@
-//! A gateway that runs: listeners, probes, reload, and the way out. `serve` runs one from a
-//! file, `demo` one over simulated engines.
+//! A running gateway: listeners, probes, reload and shutdown. `serve` runs one from a file, `demo` one over
+//! simulated engines.
 
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
@@ -9,45 +9,43 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
+use parking_lot::Mutex;
 use tokio::task::{Id, JoinHandle, JoinSet};
 use tower::ServiceExt;
 
+use super::class_status::{degradation, standings};
 use crate::accept::settings::{Listen, Shutdown};
 use crate::accept::{ConnectionServer, Drain, DrainPhase, ListenError, Listener};
 use crate::admin::status::{EngineStatus, GatewayStatus};
-use crate::admin::{
-    self, Access, AdminView, BurnRate, ClassStanding, Degradation, DrainOrder, DriftStanding, Hosts, LengthStanding,
-};
+use crate::admin::{self, Access, AdminView, Degradation, DrainOrder, Hosts, SloBody};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::watch::{LoadError, Reload, Reloader, RestartKeys, SettingsFile, watch};
 use crate::dial::{Dial, Sockets};
-use crate::gateway::{Gateway, GatewayDeps, LevelView, OverrideError};
-use crate::record::burn::WindowCount;
+use crate::gateway::{Gateway, GatewayDeps, OverrideError};
 use crate::record::settings::{AccessLog, SloStateSettings};
 use crate::record::{
-    self, Format, HistorySpan, LengthStatus, RecordSinks, Recorder, SloStatus, StateFile, StateLoad, WorkloadDrift,
+    self, Format, HistorySpan, PrometheusReader, RecordSinks, Recorder, StateFile, StateLoad, StateSave, StateStamp,
     access,
 };
 use crate::route::probe::Probes;
 use crate::route::{DrainError, UnlistedModel};
-use crate::types::seconds_up;
 
 /// Why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum CannotStart {
-    /// The listener for clients.
+    /// The client listener.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The listener for operators.
+    /// The admin listener.
     #[error("the admin port")]
     Admin(#[source] ListenError),
 }
 
-/// Operators and their scrapers at one time.
+/// Most concurrent connections of operators and their scrapers.
 const ADMIN_CONNECTIONS: usize = 256;
 
-/// A gateway whose sockets are bound. [`Service::run`] serves.
+/// A gateway with bound sockets. [`Service::run`] serves.
 pub struct Service {
     clock: Clock,
     drain: Drain,
@@ -59,20 +57,20 @@ pub struct Service {
     source: Option<SettingsFile>,
     writers: Vec<JoinHandle<()>>,
     state: Option<StateSaver>,
+    reader: Option<PrometheusReader>,
 }
 
 impl Service {
-    /// Binds everything that the settings ask for. `source` is where they came from, to read
-    /// them again; without one they stay.
+    /// Binds all sockets. `source` is the settings file for reloads; without one the settings never change.
     ///
-    /// # Errors
-    /// [`CannotStart`]: a port is taken, or a certificate has been spoilt since the settings were read.
+    /// # Errors [`CannotStart`]: a port is taken, or a certificate has become invalid since the settings were
+    /// read.
     pub async fn bind(settings: Settings, source: Option<SettingsFile>, clock: Clock) -> Result<Self, CannotStart> {
         let drain = Drain::new();
         let listener = Listener::bind(&settings.listen, drain.clone(), clock).await?;
         let admin = match &settings.admin {
             Some(admin) => {
-                // Its own departure, which never comes: metrics are worth most while we leave.
+                // The admin listener never drains, because metrics matter most during shutdown.
                 let listen = Listen { address: admin.address, max_connections: ADMIN_CONNECTIONS, ..Listen::default() };
                 let listener = Listener::bind(&listen, Drain::new(), clock).await;
                 let access = Access { token: admin.token.clone(), hosts: Hosts::of(admin.address, &admin.hosts) };
@@ -84,6 +82,10 @@ impl Service {
         let (sinks, writers) = sinks(&settings, &dial, clock);
         let recorder = Recorder::with_sinks(clock, sinks);
         let state = settings.slo_state.as_ref().map(|state| restore(state, &recorder));
+        let reader = settings.prometheus.clone().map(|prometheus| {
+            recorder.expect_prometheus();
+            PrometheusReader::new(prometheus, Arc::clone(&dial), recorder.clone(), clock)
+        });
         let listener = listener.counting(recorder.listener_stats().clone());
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
         let materials = GatewayDeps { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
@@ -91,10 +93,10 @@ impl Service {
         gateway.recorder.reloaded(true);
         let probes = Arc::new(Probes::new(Arc::clone(&gateway.fleet), dial, clock, rand::random()));
         probes.apply_settings(&pools);
-        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state })
+        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state, reader })
     }
 
-    /// Where clients are served: with the port that the system chose, if it was asked to.
+    /// Address of the client listener, with the port that the system chose.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.listener.address()
@@ -107,13 +109,13 @@ impl Service {
         format!("{scheme}://{}", self.address())
     }
 
-    /// Where operators are served.
+    /// Address of the admin listener.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin.as_ref().map(|(listener, _)| listener.address())
     }
 
-    /// Which of its ports is open to whom.
+    /// Exposure of each port.
     #[must_use]
     pub fn openings(&self) -> Vec<PortExposure> {
         let has_tenants = self.gateway.live.load().settings.tenants.iter().next().is_some();
@@ -138,11 +140,10 @@ impl Service {
         self.gateway.clone()
     }
 
-    /// Serves until it is `told` to end, then drains: readiness fails first, open streams run to
-    /// their end within the drain limit. Told once more, it does not wait for that: what is open
-    /// is ended in band.
+    /// Serves until `told` resolves, then drains: readiness fails first, and open streams run to their end
+    /// within the drain limit. When `told` resolves again, open responses get an error event and end at once.
     pub async fn run(self, told: impl AsyncFnMut()) {
-        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state } = self;
+        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, writers, state, reader } = self;
         let mut tasks = BackgroundTasks::default();
         tasks.spawn("seats and levels", gateway.clone().run_seat_sync());
         tasks.spawn("history", gateway.recorder.clone().keep_history());
@@ -150,6 +151,9 @@ impl Service {
         tasks.spawn("books", gateway.clone().run_limit_sync());
         if let Some(state) = state.clone() {
             tasks.spawn("slo state", state.keep_saved(gateway.recorder.clone(), clock));
+        }
+        if let Some(reader) = reader {
+            tasks.spawn("prometheus", reader.run());
         }
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn("sweeper", async move { sweeping.run_sweeper().await });
@@ -167,16 +171,16 @@ impl Service {
     }
 }
 
-/// A port, as far as it matters who can use it.
+/// Exposure of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortExposure {
     /// `clients` or `admin`.
     pub port: &'static str,
-    /// Where it listens.
+    /// Address of the listener.
     pub address: SocketAddr,
     /// Whether it speaks TLS.
     pub is_tls: bool,
-    /// Whether it asks for a key or a token.
+    /// Whether it requires a key or a token.
     pub asks: bool,
 }
 
@@ -191,7 +195,7 @@ impl PortExposure {
         }
     }
 
-    /// What it asks of them.
+    /// What it requires.
     #[must_use]
     pub fn asks_for(&self) -> &'static str {
         match (self.port, self.asks) {
@@ -201,18 +205,18 @@ impl PortExposure {
         }
     }
 
-    /// Anybody may see and change what operators do.
+    /// Whether anyone may use the operators' endpoints without credentials.
     #[must_use]
     pub fn is_careless(&self) -> bool {
         self.port == "admin" && !self.asks && !self.address.ip().to_canonical().is_loopback()
     }
 }
 
-/// How often the settings' models are looked for in the engines' lists.
+/// Interval of the comparison of routed models with the engines' lists.
 const MODELS_EVERY: Duration = Duration::from_secs(1);
 
-/// Says which models of the settings no engine lists: once all engines have been asked, and again
-/// when that changes. Never ends.
+/// Warns about routed models that no engine lists: once all engines were probed, and after changes. Never
+/// ends.
 async fn tell_of_models(clock: Clock, gateway: Gateway) {
     let mut told = BTreeSet::new();
     loop {
@@ -227,7 +231,7 @@ async fn tell_of_models(clock: Clock, gateway: Gateway) {
     }
 }
 
-/// A model that no engine lists, in a sentence for an operator.
+/// A warning about a model that no engine lists.
 pub(super) fn sentence_of(UnlistedModel { model, pools }: &UnlistedModel) -> String {
     let pools = pools.iter().map(|pool| pool.as_str()).collect::<Vec<_>>().join(", ");
     format!(
@@ -235,14 +239,14 @@ pub(super) fn sentence_of(UnlistedModel { model, pools }: &UnlistedModel) -> Str
     )
 }
 
-/// What runs beside the listener for clients, until the process leaves: each by its name.
+/// Background tasks, by name, until shutdown.
 #[derive(Default)]
 struct BackgroundTasks {
     set: JoinSet<()>,
     names: HashMap<Id, &'static str>,
 }
 
-/// A task that ended though it never should.
+/// A task that ended although it should not.
 struct LostTask {
     name: &'static str,
     panic: Option<Box<dyn Any + Send>>,
@@ -254,7 +258,7 @@ impl BackgroundTasks {
         self.names.insert(id, name);
     }
 
-    /// Waits for the first one that ends.
+    /// Waits for the first task that ends.
     async fn lost(&mut self) -> LostTask {
         let (id, panic) = match self.set.join_next_with_id().await {
             Some(Ok((id, ()))) => (id, None),
@@ -278,8 +282,8 @@ async fn serve_and_leave(
     let leaving = async {
         tokio::select! {
             () = told() => {}
-            // Without it the gateway would go on by what it once knew, and nobody would see: whoever
-            // started it can start it again.
+            // Without this task the gateway would continue on stale data unnoticed; a supervisor can restart
+            // the process.
             ended = tasks.lost() => {
                 tracing::error!(task = ended.name, panicked = ended.panic.is_some(), "a gateway task ended unexpectedly");
                 lost = Some(ended);
@@ -301,7 +305,7 @@ async fn serve_and_leave(
         });
         std::future::pending::<()>().await;
     };
-    // On a thread that works: the one that waits here would be woken for every connection.
+    // Spawned, because the main thread would be woken for every connection.
     let mut serving = JoinSet::new();
     serving.spawn(listener.serve(gateway.clone()));
     tokio::select! {
@@ -317,16 +321,18 @@ async fn serve_and_leave(
     lost
 }
 
-/// Saves the counts of classes, where the settings name a file for them.
+/// Saves the counts of classes, if the settings name a file.
 #[derive(Clone, Debug)]
 struct StateSaver {
     file: StateFile,
     every: Duration,
-    /// A file of somebody else's stays as it is.
+    /// False for a file of another kind, which stays as it is.
     may_save: bool,
+    /// The file as this gateway read or saved it last.
+    stamp: Arc<Mutex<Option<StateStamp>>>,
 }
 
-/// Takes in the counts of the process before. Blocks: nothing is served yet.
+/// Restores the counts of the previous process. May block: the gateway does not serve yet.
 fn restore(settings: &SloStateSettings, recorder: &Recorder) -> StateSaver {
     let file = StateFile::at(settings.path.clone());
     let load = file.load();
@@ -334,24 +340,25 @@ fn restore(settings: &SloStateSettings, recorder: &Recorder) -> StateSaver {
     let path = file.path().display();
     match &load {
         StateLoad::Restored(_) | StateLoad::Absent => {
-            tracing::info!(%path, result, "counts of classes outlive the process")
+            tracing::info!(%path, result, "restoring and saving the counts of classes")
         }
-        StateLoad::Torn => tracing::warn!(%path, result, "the file of counts is not whole: windows begin anew"),
+        StateLoad::Torn => tracing::warn!(%path, result, "the file of counts is damaged; windows start empty"),
         StateLoad::OtherVersion | StateLoad::Foreign => tracing::error!(
             %path, result,
-            "this is no file of counts that this version reads; it stays as it is and nothing is saved: name another path (telemetry.slo_state.path)"
+            "the file has another format or version; it is left as it is, and nothing is saved: choose another path (telemetry.slo_state.path)"
         ),
         StateLoad::Unreadable(error) => tracing::error!(
             %path, result, %error,
-            "the file of counts cannot be read; it stays as it is and nothing is saved"
+            "the file of counts cannot be read; it is left as it is, and nothing is saved"
         ),
     }
     recorder.keep_counts(load);
-    StateSaver { file, every: settings.every, may_save }
+    let stamp = Arc::new(Mutex::new(file.stamp()));
+    StateSaver { file, every: settings.every, may_save, stamp }
 }
 
 impl StateSaver {
-    /// Saves again and again. Never ends.
+    /// Saves at an interval. Never ends.
     async fn keep_saved(self, recorder: Recorder, clock: Clock) {
         loop {
             clock.sleep_until(Some(clock.now() + self.every)).await;
@@ -364,18 +371,28 @@ impl StateSaver {
             return;
         }
         let (file, state) = (self.file.clone(), recorder.slo_state());
-        // A disk may take its time, and threads that relay have none.
-        let saved = tokio::task::spawn_blocking(move || file.save(&state)).await;
-        let saved = saved.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-        recorder.state_saved(saved.is_ok());
-        if let Err(error) = saved {
-            let path = self.file.path().display();
-            tracing::warn!(%path, %error, "the counts of classes could not be saved");
+        // Blocking file I/O would stall threads that relay.
+        let saved = tokio::task::spawn_blocking(move || (file.stamp(), file.save(&state))).await;
+        let (found, saved) = saved.unwrap_or_else(|error| (None, Err(std::io::Error::other(error))));
+        let path = self.file.path().display();
+        let result = match saved {
+            Ok(stamp) => {
+                let last = self.stamp.lock().replace(stamp);
+                if found == last { StateSave::Success } else { StateSave::Conflict }
+            }
+            Err(error) => {
+                tracing::warn!(%path, %error, "cannot save the counts of classes");
+                StateSave::Failure
+            }
+        };
+        if result == StateSave::Conflict {
+            tracing::warn!(%path, "another process saved its counts in this file; give each gateway a file of its own (telemetry.slo_state.path)");
         }
+        recorder.state_saved(result);
     }
 }
 
-/// Every visit has ended before the process does, and every line is out.
+/// Waits for open requests to be recorded, and for all records to be written.
 async fn last_words(
     clock: Clock,
     gateway: Gateway,
@@ -386,7 +403,7 @@ async fn last_words(
     tokio::select! {
         () = gateway.recorder.emptied() => {}
         () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {
-            tracing::warn!(open = gateway.recorder.open_visits(), "requests were still open at exit");
+            tracing::warn!(open = gateway.recorder.open_visits(), "requests still open at exit");
         }
     }
     gateway.release_leases().await;
@@ -394,16 +411,16 @@ async fn last_words(
     if let Some(state) = state {
         state.save(&gateway.recorder).await;
     }
-    // With the last recorder goes the last sender of records.
+    // The recorder holds the last sender of records.
     drop(gateway);
-    // Writers end once what was handed over is out; a blocked output must not hold us.
+    // Writers end once all records are written; a blocked output must not delay the exit.
     tokio::select! {
         _ = futures_util::future::join_all(writers) => {}
         () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {}
     }
 }
 
-/// Where finished requests go, and the tasks that write them.
+/// Destinations of finished requests, and the tasks that write them.
 fn sinks(settings: &Settings, dial: &Arc<dyn Dial>, clock: Clock) -> (RecordSinks, Vec<JoinHandle<()>>) {
     let (mut sinks, mut writers) = (RecordSinks::default(), Vec::new());
     if settings.access_log == AccessLog::Stdout {
@@ -411,13 +428,13 @@ fn sinks(settings: &Settings, dial: &Arc<dyn Dial>, clock: Clock) -> (RecordSink
         sinks.access = Some(lines);
         writers.push(tokio::spawn(async move {
             if let Err(error) = writer.run(access::Stdout, clock).await {
-                tracing::error!(%error, "access lines can no longer be written");
+                tracing::error!(%error, "the access log cannot be written any more");
             }
         }));
     }
     if let Some(settings) = &settings.journal {
         if settings.hash_key.is_none() {
-            tracing::warn!("the journal hashes tenants and prompts with a key of this process alone");
+            tracing::warn!("no journal.hash_key_file: hashes of tenants and prompts differ between processes");
         }
         let (sender, writer) = record::journal(settings.clone(), rand::random());
         sinks.journal = Some(sender);
@@ -431,7 +448,7 @@ fn sinks(settings: &Settings, dial: &Arc<dyn Dial>, clock: Clock) -> (RecordSink
     (sinks, writers)
 }
 
-/// Follows the settings' source: new ones are exchanged everywhere, bad ones change nothing.
+/// Reloads the settings when their source changes; an invalid file changes nothing.
 fn follow(
     source: SettingsFile,
     gateway: &Gateway,
@@ -442,7 +459,7 @@ fn follow(
     let file = source.path().to_path_buf();
     let (watcher, reloader) = watch(source, &gateway.live.load().settings, crate::config::watch::EVERY);
     let (gateway, probes, door) = (gateway.clone(), Arc::clone(probes), listener.door());
-    // What runs of the keys that change only with a restart.
+    // The values of keys that need a restart.
     let began = gateway.live.load_full();
     tasks.spawn(
         "settings",
@@ -469,7 +486,7 @@ fn follow(
     reloader
 }
 
-/// Exchanges the settings everywhere, or nowhere; says which keys wait for a restart.
+/// Applies new settings everywhere or nowhere; logs keys that need a restart.
 async fn reload(
     settings: Settings,
     began: &Settings,
@@ -477,12 +494,12 @@ async fn reload(
     probes: &Probes,
     door: &ConnectionServer,
 ) -> Result<RestartKeys, LoadError> {
-    // First what can fail.
+    // Fallible steps come first.
     let unusable = |problem| LoadError::Unusable(format!("{:#}", anyhow::Error::from(problem)));
     door.set_limits(&settings.listen).await.map_err(unusable)?;
     let waiting = began.fixed_differences(&settings);
     for key in &waiting {
-        tracing::warn!(key, "this key needs a restart");
+        tracing::warn!(key, "a change of this key takes effect after a restart");
     }
     let pools = settings.pools.clone();
     gateway.reload(settings);
@@ -490,7 +507,7 @@ async fn reload(
     Ok(waiting)
 }
 
-/// What the operators' port shows.
+/// Data of the admin port.
 struct ServiceView {
     gateway: Gateway,
     drain: Drain,
@@ -510,8 +527,8 @@ impl AdminView for ServiceView {
         !self.drain.is_leaving()
     }
 
-    fn slo(&self) -> Vec<ClassStanding> {
-        standings(&self.gateway)
+    fn slo(&self) -> SloBody {
+        SloBody { note: self.gateway.recorder.budgets_in_words(), classes: standings(&self.gateway) }
     }
 
     fn status(&self, span: HistorySpan) -> GatewayStatus {
@@ -540,7 +557,7 @@ impl AdminView for ServiceView {
     }
 
     fn drill(&self, misses: u64) {
-        tracing::info!(misses, "a drill: misses are counted in the class drill");
+        tracing::info!(misses, "drill: counting misses in the class drill");
         self.gateway.recorder.drill(misses);
     }
 
@@ -554,69 +571,12 @@ impl AdminView for ServiceView {
     }
 }
 
-/// How each class stands, as the operators' port writes it.
-pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
-    let levels = gateway.level_views();
-    let burn_rate = |(span, rate): &(WindowCount, f64)| BurnRate {
-        window_seconds: span.window.as_secs(),
-        covered_seconds: span.covered.as_secs(),
-        rate: *rate,
-    };
-    let length = |length: &LengthStatus| LengthStanding {
-        length: length.length.as_str().into(),
-        met: length.own.count.met,
-        total: length.own.count.judged,
-        attainment: length.own.count.attainment(),
-        budget_remaining: length.budget_left,
-        burn_rate: length.burn.iter().map(burn_rate).collect(),
-    };
-    let drift = |drift: &WorkloadDrift| DriftStanding {
-        direction: drift.direction.into(),
-        percentile: drift.percentile.into(),
-        ratio: drift.ratio,
-        advice: drift.advice(),
-    };
-    let standing = |standing: SloStatus| ClassStanding {
-        class: standing.class.to_string(),
-        window_seconds: standing.own.window.as_secs(),
-        covered_seconds: standing.own.covered.as_secs(),
-        target: standing.target,
-        met: standing.own.count.met,
-        total: standing.own.count.judged,
-        attainment: standing.own.count.attainment(),
-        budget_remaining: standing.budget_left,
-        since_unix_seconds: standing.since,
-        burn_rate: standing.burn.iter().map(burn_rate).collect(),
-        lengths: standing.lengths.iter().map(length).collect(),
-        workload_drift: standing.drifts.iter().map(drift).collect(),
-        in_flight: standing.in_flight,
-        waiting: standing.waiting,
-        overdue: standing.overdue,
-        degradation: levels.iter().find(|view| view.class == standing.class).map(degradation),
-    };
-    gateway.recorder.statuses().into_iter().map(standing).collect()
-}
-
-fn degradation(view: &LevelView) -> Degradation {
-    Degradation {
-        level: view.level,
-        levels: view.levels,
-        actions: view.actions.iter().map(|kind| kind.as_str().to_owned()).collect(),
-        forced: view.is_forced,
-        // Rounded up: it stands as long as it is told.
-        forced_for_seconds: view.forced_for.map(seconds_up),
-        burn_rate: view.measured.burn_rate,
-        queue_wait_seconds: view.measured.queue_wait.map(|wait| wait.as_secs_f64()),
-        queue_depth: view.measured.queue_depth,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_port_says_who_can_reach_it_and_what_it_asks_of_them() {
+    fn a_port_states_its_exposure_and_credentials() {
         for (port, address, asks, open_to, asks_for, is_careless) in [
             ("clients", "0.0.0.0:8080", false, "whoever reaches any address of this machine", "nothing", false),
             ("clients", "10.0.0.5:8080", true, "whoever reaches this address", "an API key", false),
@@ -632,7 +592,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_ends_or_panics_is_told_by_its_name() {
+    async fn an_ended_or_panicked_task_is_reported_by_name() {
         let mut tasks = BackgroundTasks::default();
         tasks.spawn("steady", std::future::pending());
         tasks.spawn("spent", async {});

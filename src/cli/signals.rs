@@ -1,24 +1,23 @@
-//! What the operating system asks of a process that runs until it is told to end.
+//! Shutdown signals of the operating system.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM and SIGINT, one after the other as they come. They are heard from here on, not from
-/// the first wait on.
+/// SIGTERM and SIGINT in order of arrival, from construction on rather than from the first wait.
 pub struct ShutdownSignals(Option<(Signal, Signal)>);
 
 impl ShutdownSignals {
-    /// Hears them. To be called inside the runtime.
+    /// Installs the handlers. Must be called inside the runtime.
     #[must_use]
     pub fn listen() -> Self {
         let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
         let (Ok(terminate), Ok(interrupt)) = signals else {
-            tracing::error!("cannot receive signals; only SIGKILL ends this process");
+            tracing::error!("cannot handle signals; only SIGKILL ends this process");
             return ShutdownSignals(None);
         };
         ShutdownSignals(Some((terminate, interrupt)))
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) {
         let Some((terminate, interrupt)) = &mut self.0 else { return std::future::pending().await };
         tokio::select! {

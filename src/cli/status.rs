@@ -1,8 +1,8 @@
-//! The status of a running gateway, as the operators' port tells it.
+//! Status of a running gateway for the admin port.
 
 use std::time::Duration;
 
-use super::service::standings;
+use super::class_status::standings;
 use crate::admin::status::{
     AttemptStatus, ClassStatus, EngineHourStatus, EngineStatus, GatewayStatus, HistoryStatus, LimitUse, MissStatus,
     ObjectiveStatus, PoolStatus, ReasonCount, TenantStatus,
@@ -14,10 +14,10 @@ use crate::record::{EngineHour, HistorySpan, MissRecord};
 use crate::route::{EngineView, PoolView};
 use crate::types::{ClassId, PoolId, Tick, seconds_up};
 
-/// Tenants that are told of: those that are nearest to a limit.
+/// Most tenants listed: those nearest to a limit.
 const TENANTS: usize = 100;
 
-/// How a gateway stands, the histories of its classes over this span.
+/// Status of a gateway, with the histories of its classes over this span.
 pub(super) fn status(gateway: &Gateway, span: HistorySpan, is_ready: bool) -> GatewayStatus {
     let (recorder, live) = (&gateway.recorder, gateway.live.load_full());
     let (wall, now) = (gateway.clock.wall(), gateway.clock.now());
@@ -61,6 +61,7 @@ pub(super) fn status(gateway: &Gateway, span: HistorySpan, is_ready: bool) -> Ga
         settings_loaded_unix_seconds: loaded,
         settings_failed: !is_loaded,
         history_span: span.as_str().to_owned(),
+        budgets_note: recorder.budgets_in_words(),
         classes: classes.collect(),
         pools: gateway.fleet.view(now).into_iter().map(|pool| of_pool(gateway, pool)).collect(),
         tenants,
@@ -111,7 +112,7 @@ pub(super) fn of_engine(gateway: &Gateway, pool: &PoolId, view: &EngineView) -> 
         engine: view.engine.to_string(),
         state: view.state.as_str().to_owned(),
         drained: view.is_drained,
-        // Rounded up: it stands as long as it is told.
+        // Rounded up, so that the drain lasts as long as shown.
         drained_for_seconds: view.drained_for.map(seconds_up),
         in_flight: u64::from(view.requests),
         seats: view.seats.map(u64::from),

@@ -224,6 +224,10 @@ fn classes(status: &GatewayStatus) -> String {
         ]);
     }
     let mut text = aligned(&rows, [17, 9, 6, 7, 7, 5, 7, 7, 5]);
+    if let Some(note) = &status.budgets_note {
+        text.push_str(note);
+        text.push('\n');
+    }
     let is_forced = |class: &ClassStatus| class.standing.degradation.as_ref().is_some_and(|now| now.forced);
     if text.contains('!') {
         text.push_str("!: below its target\n");
@@ -423,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_gateway_that_has_just_started_tells_is_shown_too() {
+    fn a_gateway_that_has_just_started_is_shown_too() {
         let page = page(&GatewayStatus::default(), usize::MAX);
         assert!(page.contains("not ready") && page.contains("0.0 judged/s"), "{page}");
     }
@@ -444,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_it_asks_comes_from_the_line_or_from_a_settings_file() {
+    fn the_address_comes_from_the_command_line_or_a_settings_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);

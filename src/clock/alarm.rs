@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_timer_that_somebody_else_armed_is_neither_late_nor_lost() {
+    async fn a_timer_armed_by_another_wait_is_neither_late_nor_lost() {
         let alarms = Alarms::new(Clock::start());
         let mut first = alarms.alarm();
         assert!(poll_fn(|cx| Poll::Ready(first.poll(Tick::from_millis(500), cx))).await.is_pending());
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_stands_for_whom_it_wakes_early_enough() {
+    async fn an_alarm_stays_armed_for_a_task_that_it_wakes_early_enough() {
         let alarms = Alarms::new(Clock::start());
         let mut alarm = alarms.alarm();
         let soon = |ring: Tick| ring <= Tick::from_millis(500);

@@ -1,4 +1,4 @@
-//! What settings may refer to: environment variables, and files.
+//! Environment of the settings: variables and files that they refer to.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,15 @@ pub trait Environment: Send + Sync {
     /// The system's error.
     fn settings(&self, path: &Path) -> io::Result<Vec<u8>> {
         self.file(path)
+    }
+
+    /// The same, read again while the gateway runs.
+    ///
+    /// # Errors
+    /// The system's error; [`io::ErrorKind::NotSeekable`] for anything but a regular file: a pipe can be read
+    /// only once, and may block forever.
+    fn settings_again(&self, path: &Path) -> io::Result<Vec<u8>> {
+        self.settings(path)
     }
 
     /// The path of a file that another component reads later.
@@ -55,10 +64,7 @@ impl Environment for ProcessEnvironment {
 
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
         let path = self.place(path);
-        let kind = std::fs::metadata(&path)?.file_type();
-        if !kind.is_file() && !kind.is_dir() {
-            return Err(io::ErrorKind::NotSeekable.into());
-        }
+        expect_regular(&path)?;
         let mut bytes = Vec::new();
         std::fs::File::open(path)?.take(LONGEST_FILE + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > LONGEST_FILE {
@@ -71,9 +77,20 @@ impl Environment for ProcessEnvironment {
         std::fs::read(self.place(path))
     }
 
+    fn settings_again(&self, path: &Path) -> io::Result<Vec<u8>> {
+        expect_regular(&self.place(path))?;
+        self.settings(path)
+    }
+
     fn place(&self, path: &Path) -> PathBuf {
         self.base.join(path)
     }
+}
+
+/// A directory passes: reading it fails with an error of its own.
+fn expect_regular(path: &Path) -> io::Result<()> {
+    let kind = std::fs::metadata(path)?.file_type();
+    if kind.is_file() || kind.is_dir() { Ok(()) } else { Err(io::ErrorKind::NotSeekable.into()) }
 }
 
 #[cfg(test)]

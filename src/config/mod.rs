@@ -10,6 +10,7 @@
 mod check;
 mod environment;
 mod problem;
+mod reference;
 mod scalar;
 mod schema;
 mod spanned_yaml;
@@ -37,7 +38,9 @@ use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
-use crate::record::settings::{AccessLog, JournalSettings, MetricLabels, OtlpSettings, SloStateSettings};
+use crate::record::settings::{
+    AccessLog, JournalSettings, MetricLabels, OtlpSettings, PrometheusSettings, SloStateSettings,
+};
 use crate::route::Routes;
 use crate::route::settings::PoolSettings;
 use crate::types::{ApiPath, ClassId, LengthBuckets, PoolId, Priority, TenantId};
@@ -78,7 +81,7 @@ pub struct Settings {
     pub tenants: TenantTable,
     /// Number of gateways that share the engines.
     pub replicas: u32,
-    /// Where limits' balances are kept.
+    /// Store of the limits' balances.
     pub limits_store: LimitsStore,
     /// Destination of the access log.
     pub access_log: AccessLog,
@@ -86,9 +89,13 @@ pub struct Settings {
     pub journal: Option<JournalSettings>,
     /// The file in which the counts of classes outlive the process, if any.
     pub slo_state: Option<SloStateSettings>,
-    /// Where spans go, if anywhere.
+    /// The Prometheus that budgets are read from.
+    pub prometheus: Option<PrometheusSettings>,
+=======
+    /// Export of spans, if configured.
+>>>>>>> w-words
     pub otlp: Option<OtlpSettings>,
-    /// By which labels the metrics of requests are told apart.
+    /// Labels of the request metrics.
     pub labels: MetricLabels,
     /// Hash of the file and every file it refers to.
     pub hash: [u8; 32],
@@ -126,7 +133,7 @@ pub struct TenantSettings {
     pub classes: Option<Vec<ClassId>>,
     /// Its limits.
     pub limits: Limits,
-    /// What happens to requests beyond them.
+    /// Treatment of requests beyond the limits.
     pub when_over_limit: OverLimit,
 }
 
@@ -225,6 +232,9 @@ impl Settings {
         if self.slo_state != other.slo_state {
             found.push("telemetry.slo_state");
         }
+        if self.prometheus != other.prometheus {
+            found.push("telemetry.prometheus");
+        }
         if self.otlp != other.otlp {
             found.push("telemetry.otlp");
         }
@@ -274,11 +284,20 @@ fn nothing_there() -> Problem {
 /// The JSON Schema of the file, for editors.
 #[must_use]
 pub fn schema() -> serde_json::Value {
+    let mut schema = schema_with_links();
+    reference::remove_links(&mut schema);
+    schema
+}
+
+/// The JSON Schema with descriptions in Markdown, as the key tables need them.
+fn schema_with_links() -> serde_json::Value {
     let generator = schemars::generate::SchemaSettings::draft2020_12().into_generator();
     let mut schema = generator.into_root_schema_for::<schema::Root>();
     schema.insert("title".to_owned(), "goodput settings".into());
     schema.to_value()
 }
+
+pub use reference::{FillError, fill, tables};
 
 /// Hash of a file's text and the files it refers to; unreadable ones count too.
 fn fingerprint(of_text: blake3::Hash, files: &[PathBuf], surroundings: &dyn Environment) -> [u8; 32] {

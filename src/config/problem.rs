@@ -1,4 +1,4 @@
-//! Problems in the settings: what, where, and how to fix them.
+//! Problems in the settings, with position and correction.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct Problem {
     pub line: u64,
     /// Column in characters, starting at 1.
     pub column: u64,
-    /// What is wrong.
+    /// The problem.
     pub message: String,
     /// How to fix it.
     pub way_out: String,
@@ -43,7 +43,7 @@ impl Problem {
 }
 
 impl fmt::Display for Problem {
-    /// `12:7: pools[0].engines[2].url: what is wrong; what to do`
+    /// `12:7: pools[0].engines[2].url: problem; correction`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: ", self.line, self.column)?;
         if !self.path.is_empty() {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_of_the_finger_finds_its_word() {
+    fn a_typo_gets_a_suggestion() {
         let known = ["classify", "default_class", "pools", "routes"];
         assert_eq!(nearest("clasify", known), Some("classify"));
         assert_eq!(nearest("Pools", known), Some("pools"));

@@ -10,7 +10,6 @@ use super::spanned_yaml::Value;
 use super::walk::{FromScalar, ScalarError, is_off, quoted};
 
 impl FromScalar for String {
-    const NAME: &'static str = "text";
     const EXPECTED: &'static str = "a text";
 
     fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {
@@ -38,7 +37,6 @@ impl std::fmt::Debug for RedactedText {
 }
 
 impl FromScalar for RedactedText {
-    const NAME: &'static str = "hidden_text";
     const EXPECTED: &'static str = "a text";
     const HIDDEN: bool = true;
 
@@ -51,7 +49,6 @@ impl FromScalar for RedactedText {
 }
 
 impl FromScalar for bool {
-    const NAME: &'static str = "boolean";
     const EXPECTED: &'static str = "true or false";
 
     fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
@@ -71,7 +68,6 @@ impl FromScalar for bool {
 }
 
 impl FromScalar for u64 {
-    const NAME: &'static str = "count";
     const EXPECTED: &'static str = "an integer";
 
     fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
@@ -90,7 +86,6 @@ impl FromScalar for u64 {
 }
 
 impl FromScalar for f64 {
-    const NAME: &'static str = "number";
     const EXPECTED: &'static str = "a number";
 
     fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
@@ -109,7 +104,6 @@ impl FromScalar for f64 {
 }
 
 impl FromScalar for Duration {
-    const NAME: &'static str = "length_of_time";
     const EXPECTED: &'static str = "a duration such as 300ms, 10s, 2m, 1h or 28d";
 
     fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {
@@ -127,7 +121,7 @@ impl FromScalar for Duration {
         }
     }
     fn schema() -> Schema {
-        json_schema!({"type": "string", "pattern": r"^\s*([0-9]+(\.[0-9]+)?(ms|s|m|h|d|w))+\s*$", "examples": ["10s", "300ms", "28d"]})
+        json_schema!({"title": "duration", "type": "string", "pattern": r"^\s*([0-9]+(\.[0-9]+)?(ms|s|m|h|d|w))+\s*$", "examples": ["10s", "300ms", "28d"]})
     }
 }
 
@@ -179,7 +173,6 @@ fn scaled(number: &str, unit: u128) -> Option<u128> {
 pub(super) struct SizeScalar(pub u64);
 
 impl FromScalar for SizeScalar {
-    const NAME: &'static str = "size";
     const EXPECTED: &'static str = "a size such as 64MiB or a number of bytes";
 
     fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {
@@ -196,7 +189,7 @@ impl FromScalar for SizeScalar {
         }
     }
     fn schema() -> Schema {
-        json_schema!({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9.]+\s*[A-Za-z]*\s*$"}], "examples": ["64MiB"]})
+        json_schema!({"title": "size", "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9.]+\s*[A-Za-z]*\s*$"}], "examples": ["64MiB"]})
     }
 }
 
@@ -208,7 +201,6 @@ pub(super) enum ConcurrencyScalar {
 }
 
 impl FromScalar for ConcurrencyScalar {
-    const NAME: &'static str = "seats";
     const EXPECTED: &'static str = "an integer, or auto";
 
     fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
@@ -231,7 +223,6 @@ pub(super) enum PromptTokens {
 }
 
 impl FromScalar for PromptTokens {
-    const NAME: &'static str = "prompt_tokens_at_a_time";
     const EXPECTED: &'static str = "an integer, auto, or off";
 
     fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
@@ -249,8 +240,6 @@ impl FromScalar for PromptTokens {
 
 /// An enum with one word per variant.
 pub(super) trait EnumScalar: Sized + Copy + 'static {
-    /// Its name in the schema.
-    const NAME: &'static str;
     /// The words.
     const WORDS: &'static [(&'static str, Self)];
     /// Other allowed spellings, as written.
@@ -267,7 +256,6 @@ pub(super) trait EnumScalar: Sized + Copy + 'static {
 pub(super) struct EnumWord<T>(pub T);
 
 impl<T: EnumScalar> FromScalar for EnumWord<T> {
-    const NAME: &'static str = T::NAME;
     const EXPECTED: &'static str = "one of the words of this key";
 
     fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {

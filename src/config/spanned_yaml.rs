@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_yaml_is_told_with_its_place() {
+    fn invalid_yaml_is_reported_with_its_position() {
         assert_eq!(problem("a: [1, 2\nb: 3\n"), (2, 2));
         assert_eq!(problem("a:\n\tb: 2\n"), (2, 2));
         assert_eq!(problem("a: *nobody\n"), (1, 4));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_document_is_told_in_our_words() {
+    fn a_second_document_is_reported_in_our_words() {
         let told = parse("a: 1\n---\nb: 2\n").unwrap_err().to_string();
         let expected = "a second YAML document begins here; keep one of them: settings are one document, with no line `---` inside";
         assert!(told.ends_with(expected), "{told}");

@@ -215,7 +215,7 @@ fn config_minimal_loads() {
 }
 
 #[test]
-fn config_goodput_loads_with_all_it_says() {
+fn config_goodput_loads_completely() {
     let settings = good(include_str!("../../config/goodput.yaml"));
     assert_eq!(settings.listen, Listen::default(), "the example names the defaults");
     assert_eq!(settings.shutdown, Shutdown { drain: Duration::from_secs(80), ..Shutdown::default() });
@@ -311,7 +311,7 @@ fn config_goodput_loads_with_its_commented_keys() {
 }
 
 #[test]
-fn what_a_variable_holds_is_put_in_its_place() {
+fn a_variable_is_replaced_by_its_value() {
     let settings = good(&format!(
         "listen: {{address: \"127.0.0.1:${{PORT}}\", max_connections: \"${{PORT}}\"}}\n{}",
         pool("inject: {usage: \"${YES}\"}\n    engine: {headers: {x-key: \"Key ${CANARY}\", x-raw: \"$${CANARY}\"}}")
@@ -350,7 +350,7 @@ fn aliases_are_followed_to_the_end() {
 }
 
 #[test]
-fn what_is_not_written_has_its_default() {
+fn missing_keys_have_their_defaults() {
     let settings = good(&class("non_streaming: excluded\n    ttft_counts: first_visible_token"));
     assert_eq!(settings.classes[0].objectives.non_streaming, NonStreaming::Excluded);
     assert_eq!(settings.classes[0].objectives.ttft_counts, TtftCounts::FirstVisibleToken);
@@ -383,7 +383,7 @@ fn what_is_not_written_has_its_default() {
 }
 
 #[test]
-fn answers_that_would_be_cut_by_the_drain_are_told() {
+fn responses_that_the_drain_would_cut_are_reported() {
     let notes = |text: &str| good(text).notes.iter().map(ToString::to_string).collect::<Vec<_>>();
     let slow = |shutdown: &str| {
         notes(
@@ -394,7 +394,7 @@ fn answers_that_would_be_cut_by_the_drain_are_told() {
     assert!(notes(BASE).is_empty());
     let told = slow("shutdown: {drain: 1m}\n");
     assert!(
-        told[0].contains("shutdown.drain: `drain` (60s) cuts answers of the class chat that may take 90s and keep their promise; give it 90s"),
+        told[0].contains("shutdown.drain: `drain` (60s) cuts responses of the class chat that may take 90s and meet their objectives; give it 90s"),
         "{told:?}"
     );
     assert!(slow("")[0].starts_with("1:1: shutdown: `drain` (60s) cuts"), "by default, too");
@@ -415,7 +415,7 @@ fn a_journal_is_read_with_its_key() {
     assert_eq!(good(BASE).journal, None);
     let plain = good(&journal("{path: logs/j.jsonl}"));
     assert_eq!(plain.journal, Some(JournalSettings::at("logs/j.jsonl".into())));
-    assert!(plain.notes[0].to_string().contains("hashed with a key of this process alone"), "{:?}", plain.notes);
+    assert!(plain.notes[0].to_string().contains("hashed with a random key of this process"), "{:?}", plain.notes);
     let full = good(&journal(
         "{path: j, hash_key_file: journal.key, max_size: 1MiB, max_age: 1h, keep: 3, gzip: false, flush: 200ms}",
     ));
@@ -433,12 +433,30 @@ fn a_journal_is_read_with_its_key() {
 }
 
 #[test]
-fn counts_of_classes_are_kept_where_the_settings_name_a_file() {
+fn counts_of_classes_are_kept_in_the_configured_file() {
     let state = |text: &str| good(&and(&format!("telemetry: {{{text}}}"))).slo_state;
     let kept = |every| Some(SloStateSettings { path: "slo.state".into(), every: Duration::from_secs(every) });
     assert_eq!(state("access_log: off"), None);
     assert_eq!(state("slo_state: {path: slo.state}"), kept(60));
     assert_eq!(state("slo_state: {path: slo.state, every: 5s}"), kept(5));
+}
+
+#[test]
+fn a_prometheus_is_read_with_its_token_and_labels() {
+    let source = |text: &str| good(&and(&format!("telemetry: {{prometheus: {text}}}")));
+    let plain = source("{url: \"http://prometheus:9090\"}").prometheus.unwrap();
+    assert_eq!((&*plain.address.host, plain.address.port, &*plain.address.base), ("prometheus", 9090, ""));
+    assert_eq!((plain.every.as_secs(), plain.timeout.as_secs()), (60, 10));
+    assert!(plain.headers.is_empty() && plain.select.is_empty() && plain.roots.is_none());
+    let full = source(
+        "{url: \"https://mimir/prometheus/api/v1/query\", token_file: admin.token, ca_file: engine-ca.pem, every: 15s, timeout: 3s, select: {cluster: eu}}",
+    );
+    let found = full.prometheus.as_ref().unwrap();
+    assert_eq!((&*found.address.host, found.address.port, &*found.address.base), ("mimir", 443, "/prometheus"));
+    assert!(found.headers[0].1.to_str().unwrap().starts_with("Bearer ") && found.headers[0].1.is_sensitive());
+    assert_eq!((found.roots.as_ref().unwrap().len(), found.select.clone()), (1, vec![("cluster".into(), "eu".into())]));
+    assert!(!format!("{full:?}").contains(found.headers[0].1.to_str().unwrap()));
+    assert_eq!(good(BASE).fixed_differences(&full), ["telemetry.prometheus"]);
 }
 
 #[test]
@@ -506,7 +524,7 @@ fn a_changed_companion_is_another_hash() {
 }
 
 #[test]
-fn what_a_running_process_cannot_change_is_named() {
+fn keys_that_need_a_restart_are_named() {
     let before = good(BASE);
     let after = good(&and("listen: {address: 0.0.0.0:1}\nadmin: off"));
     assert_eq!(before.fixed_differences(&before), Vec::<&str>::new());
@@ -596,7 +614,7 @@ fn each_kind_of_problem() {
         ),
         (
             and("listen: {address: \"0.0.0.0:9090\"}"),
-            "12:19: listen.address: operators are served there (127.0.0.1:9090) unless `admin` says otherwise; give",
+            "12:19: listen.address: the admin port listens there (127.0.0.1:9090) unless `admin` says otherwise; give",
         ),
         (
             and("admin: {token_file: admin.token}\nlisten: {address: \"127.0.0.1:9090\"}"),
@@ -619,14 +637,33 @@ fn each_kind_of_problem() {
         (and("admin: true"), "12:8: admin: is true; write a mapping, or `off`; without the key the defaults hold"),
         (
             and("telemetry: {drop_labels: model, histograms_by_model: true}"),
-            "12:54: telemetry.histograms_by_model: is true, while drop_labels leaves the label model out; leave the label in, or remove this key",
+            "12:54: telemetry.histograms_by_model: is true, but drop_labels omits the label model; leave the label in, or remove this key",
         ),
         (and("telemetry: {slo_state: {every: 5s}}"), "12:24: telemetry.slo_state: `path` is missing"),
         (
             and("telemetry: {slo_state: {path: slo.state, every: 10ms}}"),
-            "12:49: telemetry.slo_state.every: the counts would be saved all the time; write 1s or more",
+            "12:49: telemetry.slo_state.every: the file would be written all the time; write 1s or more",
         ),
-        (and("telemetry: {slo_state: {path: state/}}"), "12:31: telemetry.slo_state.path: \"state/\" is no file"),
+        (and("telemetry: {prometheus: {every: 5s}}"), "12:25: telemetry.prometheus: `url` is missing"),
+        (
+            and("telemetry: {prometheus: {url: \"http://p:9090\", every: 10ms}}"),
+            "telemetry.prometheus.every: Prometheus would be asked all the time; write 1s or more",
+        ),
+        (
+            and("telemetry: {prometheus: {url: \"http://p:9090\", select: {a-b: c}}}"),
+            "telemetry.prometheus.select.a-b: \"a-b\" cannot be the name of a label; use letters, digits and _",
+        ),
+        (
+            and(
+                "telemetry: {prometheus: {url: \"http://p:9090\", token_file: admin.token, headers_file: good.headers}}",
+            ),
+            "telemetry.prometheus.token_file: `headers_file` sets authorization, too; remove one of the two",
+        ),
+        (
+            and("telemetry: {prometheus: {url: \"http://me:pw@p:9090\"}}"),
+            "telemetry.prometheus.url: the URL carries credentials; they belong into `headers_file`; write http://host:9090",
+        ),
+        (and("telemetry: {slo_state: {path: state/}}"), "12:31: telemetry.slo_state.path: \"state/\" is not a file"),
         (and("telemetry: {access_log: true}"), "12:25: telemetry.access_log: is true; write one of: stdout, off"),
         (
             rule("{reasoning: true}"),
@@ -727,7 +764,7 @@ fn each_kind_of_problem() {
             class(
                 "objectives: {ttft_seconds: {threshold: 1, attainment: 0.9}, tpot_seconds: {threshold: 0.1, attainment: 0.9}}\n    timeouts: {total: 10s}\n    workload_assumption: {output_tokens: {p50: 50, p95: 92}}",
             ),
-            "5:57: slo_classes[0].workload_assumption.output_tokens.p95: an answer of 92 tokens that keeps TTFT and TPOT may take 10.1s, and timeouts.total (10s) cuts it first; raise timeouts.total, or lower what is assumed",
+            "5:57: slo_classes[0].workload_assumption.output_tokens.p95: a response of 92 tokens that meets TTFT and TPOT may take 10.1s, but timeouts.total (10s) cuts it first; raise timeouts.total, or lower what is assumed",
         ),
         (class("keepalive_seconds: 0"), "3:24: slo_classes[0].keepalive_seconds: 0 is not a positive duration"),
         (
@@ -902,7 +939,7 @@ fn each_kind_of_problem() {
         ),
         (
             pool("engine: {kind: sglang}\n    inject: {continuous_usage: true}"),
-            "12:32: pools[0].inject.continuous_usage: only engines of kind vllm know it",
+            "12:32: pools[0].inject.continuous_usage: only engines of kind vllm support it",
         ),
         // routes and models
         (
@@ -944,7 +981,7 @@ fn each_kind_of_problem() {
         ),
         // tenants
         (tenants("  []"), "13:3: tenants: is an empty list; add at least one"),
-        (tenants("  - {tenant: a}"), "13:5: tenants[0]: the tenant has no key, so nobody can ask as it"),
+        (tenants("  - {tenant: a}"), "13:5: tenants[0]: the tenant has no key, so no request can belong to it"),
         (
             tenants("  - {tenant: a, keys: [{blake3: \"sk-CANARY1\"}]}"),
             "13:33: tenants[0].keys[0].blake3: is not a BLAKE3 hash of 64 hexadecimal digits; make a key and its hash with `goodput key new`",
@@ -1077,7 +1114,7 @@ fn each_kind_of_problem() {
         ),
         (
             pool("engine: {kind: sglang, priority_scheduling: true}"),
-            "11:49: pools[0].engine.priority_scheduling: only engines of kind vllm are told a priority; remove",
+            "11:49: pools[0].engine.priority_scheduling: only engines of kind vllm accept a priority; remove",
         ),
         (pool("balance: prefix"), "11:14: pools[0].balance: \"prefix\" is not a valid value"),
         (pool("max_concurrency_per_engine: automatic"), "11:33: pools[0].max_concurrency_per_engine: "),
@@ -1100,7 +1137,7 @@ fn each_kind_of_problem() {
         ),
         (
             degrade("{action: cap_output, enter_when: {queue_depth_above: 5}}"),
-            "3:24: slo_classes[0].degrade[0].action: lacks the number of tokens; write {cap_output: 256}",
+            "3:24: slo_classes[0].degrade[0].action: \"cap_output\" is not a valid value; write one of: defer, shed_lower, reasoning_off, spill, {cap_output: N}",
         ),
         (
             degrade("{action: {cap_output: 0}, enter_when: {queue_depth_above: 5}}"),
@@ -1153,7 +1190,7 @@ fn each_kind_of_problem() {
         // where limits live
         (
             and("limits_store: disk"),
-            "12:15: limits_store: is not a store; write `memory`, or {redis: {url: redis://HOST:PORT}}",
+            "12:15: limits_store: \"disk\" is not a valid value; write one of: memory, {redis: {url: redis://HOST:PORT}}",
         ),
         (and("limits_store: {}"), "12:15: limits_store: `redis` is missing; add `redis`"),
         (store("{}"), "12:23: limits_store.redis: `url` is missing; add `url`"),
@@ -1168,7 +1205,7 @@ fn each_kind_of_problem() {
         ),
         (
             store("{url: \"redis://:SECRET@store\"}"),
-            "12:29: limits_store.redis.url: holds a password for everybody who reads this file; write the whole URL as ${NAME}",
+            "12:29: limits_store.redis.url: contains a password in clear text; write the whole URL as ${NAME}",
         ),
         (
             store("{url: \"redis://store\", on_failure: half}"),
@@ -1189,14 +1226,14 @@ fn each_kind_of_problem() {
         ),
         (
             and("shutdown: {drain: 2m, pre_stop: 3s, grace_period: 130s}"),
-            "12:51: shutdown.grace_period: leaving takes 133s: pre_stop + delay + drain and what is left to write, 3s + 5s + 120s + 5s; give it 133s, or shorten `drain`",
+            "12:51: shutdown.grace_period: the shutdown takes 133s: pre_stop + delay + drain and the last writes, 3s + 5s + 120s + 5s; give it 133s, or shorten `drain`",
         ),
-        (and("shutdown: {grace_period: 69s}"), "12:26: shutdown.grace_period: leaving takes 70s"),
+        (and("shutdown: {grace_period: 69s}"), "12:26: shutdown.grace_period: the shutdown takes 70s"),
         (and("telemetry: {journal: {}}"), "12:22: telemetry.journal: `path` is missing; add `path`"),
-        (journal("{path: logs/}"), "12:29: telemetry.journal.path: \"logs/\" is no file; write the path of a file"),
+        (journal("{path: logs/}"), "12:29: telemetry.journal.path: \"logs/\" is not a file; write the path of a file"),
         (
             journal("{path: journal.key, hash_key_file: journal.key}"),
-            "12:29: telemetry.journal.path: is a file that the settings read; write a file that nobody else uses",
+            "12:29: telemetry.journal.path: is a file that the settings read; write a file of its own",
         ),
         (
             journal("{path: j, hash_key_file: engine.key}"),
@@ -1220,11 +1257,11 @@ fn each_kind_of_problem() {
         ),
         (
             otlp("{endpoint: \"http://c\", headers_file: bad.headers}"),
-            "12:56: telemetry.otlp.headers_file: line 2 of the file \"bad.headers\" is no header; write `name: value`",
+            "12:56: telemetry.otlp.headers_file: line 2 of the file \"bad.headers\" is not a header; write `name: value`",
         ),
         (
             otlp("{endpoint: \"http://c\", headers_file: our.headers}"),
-            "telemetry.otlp.headers_file: line 1 of the file \"our.headers\" sets content-type, which is ours",
+            "telemetry.otlp.headers_file: line 1 of the file \"our.headers\" sets content-type, which the gateway sets itself",
         ),
         (otlp("{endpoint: \"http://c\", ratio: 1.5}"), "12:49: telemetry.otlp.ratio: 1.5 is no share"),
         (
@@ -1255,7 +1292,7 @@ fn each_kind_of_problem() {
 }
 
 #[test]
-fn all_problems_are_told_at_once_in_the_order_of_the_file() {
+fn all_problems_are_reported_at_once_in_the_order_of_the_file() {
     let text = "
 listen: {address: nowhere}
 slo_classes:
@@ -1273,7 +1310,7 @@ pools:
 
 /// Exactly the names that mean something else as a label value, or are kept for drills.
 #[test]
-fn a_name_is_refused_only_where_a_label_means_something_else_by_it() {
+fn only_reserved_label_values_are_rejected_as_names() {
     let key = format!("keys: [{{blake3: \"{}\"}}]", hash("k"));
     let named = |what: &str, name: &str| match what {
         "class" => third(name).replace(
@@ -1304,7 +1341,7 @@ fn a_name_is_refused_only_where_a_label_means_something_else_by_it() {
 }
 
 #[test]
-fn one_fault_is_not_told_again_where_it_is_referred_to() {
+fn a_problem_is_not_repeated_at_its_references() {
     // The pool is invalid, but its name is known to the routes.
     let text = changed("{url: http://e:1}", "{url: \"\"}") + "routes: [{model: \"*\", pools: main}]\n";
     assert_eq!(problems(&text).len(), 1);
@@ -1316,12 +1353,12 @@ fn one_fault_is_not_told_again_where_it_is_referred_to() {
 }
 
 #[test]
-fn what_nothing_leads_to_is_a_note() {
+fn unreachable_settings_are_notes() {
     let settings = good(&changed("classify:\n  - {class: batch, when: {stream: false}}\n", ""));
     assert_eq!(settings.notes.len(), 1);
     assert!(settings.notes[0].to_string().contains("no rule leads to the class \"batch\""));
     let no_seats = good(&pool("queue: {max_waiting: 5}"));
-    assert!(no_seats.notes[0].to_string().contains("nothing waits here"));
+    assert!(no_seats.notes[0].to_string().contains("no request waits here"));
     let nothing_to_keep = good(&pool("max_concurrency_per_engine: auto"));
     assert!(nothing_to_keep.notes[0].to_string().contains("seats only grow"), "{:?}", nothing_to_keep.notes);
     let to_the_end = class("objectives: {e2e_seconds: {threshold: 9, attainment: 0.95}}");
@@ -1336,7 +1373,7 @@ fn what_nothing_leads_to_is_a_note() {
         good(&tenants(&tenant).replacen("    engines", &format!("    {of_pool}\n    engines"), 1)).notes
     };
     let nothing_waits = demotes("connect_timeout: 2s");
-    assert!(nothing_waits[0].to_string().contains("beyond its limits runs at once"), "{nothing_waits:?}");
+    assert!(nothing_waits[0].to_string().contains("beyond its limits run at once"), "{nothing_waits:?}");
     assert_eq!(demotes("max_concurrency_per_engine: 8"), []);
     assert_eq!(demotes("engine: {priority_scheduling: true}"), [], "engines put it behind others");
     let in_vain =
@@ -1344,14 +1381,14 @@ fn what_nothing_leads_to_is_a_note() {
       {action: spill, enter_when: {burn_rate_above: 2}}, {action: reasoning_off, enter_when: {queue_depth_above: 2}}";
     let notes: Vec<String> = good(&degrade(in_vain)).notes.iter().map(ToString::to_string).collect();
     assert_eq!(notes.len(), 4, "{notes:#?}");
-    let said = ["nothing waits for", "no class has a lower rank", "has a second pool", "it is never entered"];
+    let said = ["no request waits for", "no class has a lower priority", "has a second pool", "it is never entered"];
     assert!(notes.iter().zip(said).all(|(note, said)| note.contains(said)), "{notes:#?}");
     let late = class("timeouts: {first_token: 5s, idle: 5s}\n    keepalive_seconds: 15");
     assert!(good(&late).notes[0].to_string().contains("no comment is ever sent"));
 }
 
 #[test]
-fn a_later_rule_for_another_class_is_reached_by_tenants_who_may_not_use_the_first() {
+fn a_later_rule_is_reached_by_tenants_that_may_not_use_the_first_class() {
     let two = rule("{}}\n  - {class: chat, when: {stream: true}");
     let tenant = format!("tenants:\n  - {{tenant: a, classes: chat, keys: [{{blake3: \"{}\"}}]}}\n", hash("k"));
     assert_eq!(problems(&two).len(), 1);
@@ -1522,7 +1559,7 @@ proptest! {
 
     /// A valid file with a piece cut out loads or reports why not, and every problem has a position.
     #[test]
-    fn a_mangled_file_is_told_with_places(at in 0usize..6000, length in 1usize..30, with in "[a-z:\\[\\]{} \\n~0-9]{0,6}") {
+    fn problems_of_a_mangled_file_have_positions(at in 0usize..6000, length in 1usize..30, with in "[a-z:\\[\\]{} \\n~0-9]{0,6}") {
         let good = include_str!("../../config/goodput.yaml");
         let at = at.min(good.len() - 1);
         let end = (at + length).min(good.len());

@@ -7,7 +7,7 @@ use crate::route::settings::{EngineAddress, Scheme};
 /// An invalid URL.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BadUrl {
-    /// What is wrong, without the URL.
+    /// The problem, without the URL.
     pub wrong: &'static str,
     /// A probable correction.
     pub meant: Option<String>,

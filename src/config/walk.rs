@@ -1,8 +1,7 @@
 //! Walks the YAML tree into typed blocks, collecting all problems.
 //!
-//! [`Read`] is implemented by every type that can stand in the settings: how it is read, and (as
-//! [`JsonSchema`]) how it is described. `block!` generates both from one list of keys, so that walk and
-//! schema cannot diverge.
+//! [`Read`] is implemented by every type of the settings; it parses a value and (as [`JsonSchema`]) describes
+//! it. `block!` generates both from one list of keys, so that walk and schema cannot diverge.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +28,7 @@ impl<T: std::fmt::Display> Located<T> {
     }
 }
 
-/// A type that can stand in the settings.
+/// A type of the settings.
 pub(super) trait Read: Sized + JsonSchema {
     /// Reads a node, reporting problems. `None` if nothing usable was there, which was reported.
     fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self>;
@@ -161,7 +160,7 @@ impl<'a> ConfigWalker<'a> {
 /// A text with its variables replaced.
 struct Expanded<'t> {
     text: String,
-    /// Whether there was a variable.
+    /// Whether a variable was replaced.
     any: bool,
     /// The first empty one.
     empty: Option<&'t str>,
@@ -277,16 +276,20 @@ macro_rules! block {
 }
 pub(super) use block;
 
+/// Extension of the JSON Schema: the keys of a block in the order of this file, which JSON objects do not keep.
+pub(super) const KEY_ORDER: &str = "x-key-order";
+
 /// The schema of a block.
 pub(super) fn block_schema(
     about: &str,
     members: impl IntoIterator<Item = (&'static str, bool, &'static str, Schema)>,
 ) -> Schema {
     let mut properties = serde_json::Map::new();
-    let mut required = Vec::new();
+    let (mut order, mut required) = (Vec::new(), Vec::new());
     for (key, must, doc, mut schema) in members {
         schema.insert("description".to_owned(), doc.trim().into());
         properties.insert(key.to_owned(), schema.to_value());
+        order.push(key);
         if must {
             required.push(key);
         }
@@ -295,6 +298,7 @@ pub(super) fn block_schema(
         "type": "object",
         "description": about.trim(),
         "properties": properties,
+        KEY_ORDER: order,
         "required": required,
         "additionalProperties": false,
     })
@@ -302,8 +306,6 @@ pub(super) fn block_schema(
 
 /// A value that is one scalar.
 pub(super) trait FromScalar: Sized {
-    /// Its name in the schema.
-    const NAME: &'static str;
     /// With article, for a message: `a duration such as 10s`.
     const EXPECTED: &'static str;
     /// Whether problems may never show it.
@@ -388,7 +390,7 @@ impl<T: FromScalar> JsonSchema for Located<T> {
         true
     }
     fn schema_name() -> std::borrow::Cow<'static, str> {
-        T::NAME.into()
+        "scalar".into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         let written = T::schema();
@@ -556,5 +558,46 @@ impl<T: Read> JsonSchema for OrOff<T> {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let block = generator.subschema_for::<T>();
         json_schema!({"anyOf": [block, {"enum": ["off", false]}]})
+    }
+}
+
+/// A value in short form, or a block.
+#[derive(Debug)]
+pub(super) enum OrBlock<T, B> {
+    /// The short form.
+    Short(T),
+    /// The block.
+    Block(B),
+}
+
+impl<T, B: ConfigBlock> OrBlock<Located<T>, B> {
+    /// Its position.
+    pub(super) fn place(&self) -> &Location {
+        match self {
+            OrBlock::Short(at) => &at.place,
+            OrBlock::Block(block) => block.place(),
+        }
+    }
+}
+
+impl<T: Read, B: Read> Read for OrBlock<T, B> {
+    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self> {
+        match &node.value {
+            Value::Map(_) => B::read(node, reader).map(OrBlock::Block),
+            _ => T::read(node, reader).map(OrBlock::Short),
+        }
+    }
+}
+
+impl<T: Read, B: Read> JsonSchema for OrBlock<T, B> {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("{}_or_{}", T::schema_name(), B::schema_name()).into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let (short, block) = (generator.subschema_for::<T>(), generator.subschema_for::<B>());
+        json_schema!({"anyOf": [short, block]})
     }
 }

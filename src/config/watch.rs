@@ -25,6 +25,8 @@ pub struct SettingsFile {
     /// The path in its environment.
     name: PathBuf,
     surroundings: Arc<dyn Environment>,
+    /// Whether it was read before, and is watched.
+    is_watched: bool,
 }
 
 /// Why a file has no valid settings. Printed with the file's name: [`LoadError::lines`].
@@ -61,6 +63,9 @@ fn unreadable(kind: io::ErrorKind) -> LoadError {
         io::ErrorKind::PermissionDenied => {
             "this user may not read it; give the file and the directories above it read permission"
         }
+        io::ErrorKind::NotSeekable => {
+            "this is a pipe or a device, which can be read once and not again; put the settings into a regular file"
+        }
         _ => "the system cannot read it; look at the disk or mount it lies on, and try again",
     })
 }
@@ -70,13 +75,18 @@ impl SettingsFile {
     #[must_use]
     pub fn file(path: &Path) -> Self {
         let name = path.file_name().map(PathBuf::from).unwrap_or_default();
-        SettingsFile { path: path.to_path_buf(), name, surroundings: Arc::new(ProcessEnvironment::of(path)) }
+        SettingsFile {
+            path: path.to_path_buf(),
+            name,
+            surroundings: Arc::new(ProcessEnvironment::of(path)),
+            is_watched: false,
+        }
     }
 
     /// A file of another environment.
     #[must_use]
     pub fn of(name: &str, surroundings: Arc<dyn Environment>) -> Self {
-        SettingsFile { path: PathBuf::from(name), name: PathBuf::from(name), surroundings }
+        SettingsFile { path: PathBuf::from(name), name: PathBuf::from(name), surroundings, is_watched: false }
     }
 
     /// The path as given.
@@ -116,7 +126,10 @@ impl SettingsFile {
     }
 
     fn text(&self) -> Result<String, LoadError> {
-        let bytes = self.surroundings.settings(&self.name);
+        let bytes = match self.is_watched {
+            false => self.surroundings.settings(&self.name),
+            true => self.surroundings.settings_again(&self.name),
+        };
         let bytes = bytes.map_err(|error| unreadable(error.kind()))?;
         String::from_utf8(bytes).map_err(|_| LoadError::Unreadable("this is not UTF-8; save it as UTF-8 text"))
     }
@@ -205,13 +218,13 @@ pub fn watch(source: SettingsFile, current: &Settings, every: Duration) -> (Watc
     let (sender, asks) = mpsc::channel(1);
     let seen = SeenContent { tried: Some(current.hash), different: None };
     let (companions, file) = (current.files.clone(), Arc::from(source.path()));
+    let source = SettingsFile { is_watched: true, ..source };
     let watcher = Watcher { source, seen, companions, every, asks, hangups: SighupStream::listen() };
     (watcher, Reloader { file, asks: sender })
 }
 
 impl Watcher {
-    /// Watches, and reports every reload; `told` applies it. Ends when the last [`Reloader`] is
-    /// dropped.
+    /// Watches and reports every reload; `told` applies it. Ends when the last [`Reloader`] is dropped.
     pub async fn run<F>(mut self, mut told: impl FnMut(Reload) -> F)
     where
         F: Future<Output = Result<RestartKeys, LoadError>>,
@@ -453,7 +466,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_bad_file_is_told_once_and_a_good_one_after_it_is_taken() {
+    async fn an_invalid_file_is_reported_once_and_a_valid_one_after_it_is_applied() {
         let mut bench = bench();
         bench.desk.write("g.yaml", "slo_classes: [\n");
         looks(4).await;
@@ -478,7 +491,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn settings_that_wait_for_a_file_are_taken_when_it_comes() {
+    async fn settings_that_need_a_missing_file_load_when_it_appears() {
         let made = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
         let mut bench = bench();
         let named = settings("b").replace("keys_file: keys", "keys_file: new.keys");
@@ -500,7 +513,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_asks_is_answered_after_the_settings_are_handed_over() {
+    async fn a_reload_request_is_answered_after_the_settings_were_applied() {
         let mut bench = bench();
         bench.desk.write("g.yaml", settings("b"));
         assert_eq!(bench.reloader.reload().await, Ok(vec![]));
@@ -514,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn why_settings_did_not_load_is_told_with_the_name_of_the_file() {
+    fn load_errors_name_the_file() {
         let desk = FakeFiles::default();
         desk.write("g.yaml", "slo_classes: []\ndefault_class: x\n");
         let source = SettingsFile::of("g.yaml", Arc::new(desk.clone()));
@@ -530,8 +543,27 @@ mod tests {
         assert_eq!(unusable.lines(Path::new("g.yaml")), ["g.yaml: no such certificate"]);
     }
 
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_pipe_or_a_device_in_the_place_of_the_file_is_told_and_keeps_nobody_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("g.yaml");
+        std::fs::write(dir.path().join("keys"), format!("{} prod\n", blake3::hash(b"k").to_hex())).unwrap();
+        std::fs::write(&path, settings("a")).unwrap();
+        let source = SettingsFile::file(&path);
+        let (watcher, reloader) = watch(source.clone(), &source.read().unwrap(), EVERY);
+        tokio::spawn(watcher.run(|reload| std::future::ready(reload.result.map(|_| vec![]))));
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        let told = reloader.reload().await.unwrap_err().lines(Path::new("g.yaml"));
+        assert!(told[0].starts_with("g.yaml: this is a pipe or a device"), "{told:?}");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, settings("b")).unwrap();
+        assert_eq!(reloader.reload().await, Ok(vec![]));
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn the_watcher_ends_with_the_last_who_could_ask() {
+    async fn the_watcher_ends_with_its_last_reloader() {
         let ReloadBench { reloader, mut heard, .. } = bench();
         drop(reloader);
         assert_eq!(heard.recv().await, None);

@@ -10,7 +10,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::*;
 
-/// What an address does with a connection.
+/// Behaviour of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peer {
     /// A TLS server with the engine's certificate.
@@ -56,7 +56,7 @@ async fn serve(listener: TcpListener, peer: Peer, tls: TlsAcceptor) {
     }
 }
 
-/// Listeners of the two addresses of one name, on one port: of both families where the machine has both.
+/// Listeners of the two addresses of one name, on one port; of both families if the machine has both.
 async fn two_addresses() -> [TcpListener; 2] {
     let second = [IpAddr::from(std::net::Ipv6Addr::LOCALHOST), IpAddr::from(Ipv4Addr::new(127, 0, 0, 2))];
     loop {
@@ -70,8 +70,8 @@ async fn two_addresses() -> [TcpListener; 2] {
     }
 }
 
-/// C83: an address that takes connections and no TLS does not keep requests from the one that does, in
-/// whichever order they are tried.
+/// C83: an address that accepts connections without TLS does not keep requests from the one with TLS, in
+/// either order.
 #[tokio::test(start_paused = true)]
 async fn c83_an_address_without_working_tls_gives_way_to_the_other_one() {
     let ((engine, root), (stranger, _)) = (identity(), identity());
@@ -105,7 +105,7 @@ async fn c83_an_address_without_working_tls_gives_way_to_the_other_one() {
     }
 }
 
-/// Where no address has TLS that works, the attempt fails rather than going on without.
+/// Without an address with working TLS, the attempt fails.
 #[tokio::test(start_paused = true)]
 async fn c83_no_address_with_working_tls_is_an_error_and_nothing_is_remembered() {
     let ((engine, root), (stranger, _)) = (identity(), identity());

@@ -60,8 +60,8 @@ struct EngineConns {
 }
 
 struct IdleConns {
-    /// Where connections go, and a generation that changes with it; connections of older generations are not
-    /// returned.
+    /// Address of the connections, and a generation that changes with it; connections of older generations
+    /// are not returned.
     to: Arc<EngineAddress>,
     roots: Option<Roots>,
     turn: u64,
@@ -150,7 +150,7 @@ pub struct UpstreamResponse {
     /// Its head, shared with the connection, which derives the next head from it: mostly equal, and then
     /// without a copy.
     pub head: Arc<response::Parts>,
-    /// What its fields say of the body.
+    /// Properties of the body by the header fields.
     pub content: Content,
     /// Its body, which owns the connection.
     pub body: UpstreamBody,
@@ -370,7 +370,7 @@ impl EngineConns {
 }
 
 impl IdleConns {
-    /// Sets where connections go; those to elsewhere are closed.
+    /// Sets the address; connections to another one are closed.
     fn turn_to(&mut self, to: &Arc<EngineAddress>, roots: Option<&Roots>) -> u64 {
         let same_roots = match (&self.roots, roots) {
             (None, None) => true,

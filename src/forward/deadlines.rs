@@ -27,8 +27,8 @@ pub struct Deadlines {
 /// How long after `finish` the engine's body may stay open, for usage and trailing events.
 const AFTER_FINISH: Duration = Duration::from_secs(1);
 
-/// So long a finish event waits for the usage event: engines write both at once. Of an engine that is
-/// known to have members of it there, until the answer is over.
+/// Longest hold of a finish event for the usage event, which engines write at once. For an engine known to
+/// move members there, the hold lasts until the response ends.
 const FINISH_WAITS: Duration = Duration::from_millis(10);
 
 /// The action of a deadline that has passed.

@@ -59,7 +59,8 @@ impl GatewayHeaders {
 /// Whether only the gateway sets this header, so that an engine's is dropped. (An engine's own
 /// `server-timing` passes beside ours.)
 pub(super) fn is_ours(name: &str) -> bool {
-    // All of them begin so; whoever takes `_` and `-` for one must not find any either.
+    // First letters of all of them. A name with `_` counts as one with `-`, because some readers treat them
+    // alike.
     if !matches!(name.as_bytes().first(), Some(b'x' | b'r')) {
         return false;
     }

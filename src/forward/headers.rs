@@ -34,7 +34,7 @@ pub mod names {
     pub const VIA: &str = "via";
     /// The trace that a request belongs to, and the sender's span (W3C Trace Context).
     pub const TRACEPARENT: &str = "traceparent";
-    /// What systems of tracing keep beside it.
+    /// Vendor-specific part of the trace context.
     pub const TRACESTATE: &str = "tracestate";
     /// Tells nginx not to buffer.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -66,7 +66,7 @@ pub struct RequestMeta {
     pub traced: bool,
 }
 
-/// What the gateway tells an engine about the request's path.
+/// Facts about the request's path that an engine is told.
 #[derive(Clone, Copy, Debug)]
 pub struct Hop<'a> {
     /// The address of the client's connection, if one is known.
@@ -75,7 +75,7 @@ pub struct Hop<'a> {
     pub version: Version,
 }
 
-/// The span of the gateway as the next one is told of it (W3C Trace Context).
+/// The gateway's span as the parent of the next one (W3C Trace Context).
 #[derive(Clone, Copy, Debug)]
 pub struct TraceFields<'a> {
     /// `traceparent`.
@@ -99,9 +99,9 @@ impl Hop<'_> {
 /// fields are the same: those of the client that cross to the engines of a pool, and the pool's own.
 pub struct RequestLines {
     text: Vec<u8>,
-    /// Where the id stands between them.
+    /// Position of the id.
     id_at: usize,
-    /// The pool's settings say what stands there instead.
+    /// The pool's settings replace it.
     fixes_host: bool,
     fixes_id: bool,
     fixes_parent: bool,
@@ -114,7 +114,7 @@ impl RequestLines {
     pub fn of(client: &HeaderMap, engine: &EngineHeaders<'_>, sent: RequestMeta, hop: Hop<'_>) -> Self {
         let EngineHeaders { fixed, .. } = *engine;
         let named = if sent.names_hop_fields { named_by_connection(client) } else { Vec::new() };
-        // What the pool's settings say stands in place of everything else of that name.
+        // Headers that the pool's settings replace.
         let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
         let mut text = Vec::with_capacity(USUAL_LINES);
         let mut put = |name: &str, value: &[u8]| {
@@ -149,8 +149,8 @@ impl RequestLines {
         }
     }
 
-    /// Puts them into a head, with what is not the same in all: the engine's authority, the id under
-    /// which it has the request, and the span of this attempt.
+    /// Writes them into a head, with the parts that differ per attempt: the engine's authority, the request
+    /// id, and the span of this attempt.
     pub fn put(&self, head: &mut Vec<u8>, host: Option<&HeaderValue>, id: &[u8], trace: Option<TraceFields<'_>>) {
         if let Some(host) = host.filter(|_| !self.fixes_host) {
             http1::put_line(head, "host", host.as_bytes());
@@ -206,13 +206,13 @@ pub fn forwards_credential(client: &HeaderMap, engine: &EngineHeaders<'_>) -> bo
     engine.forward_authorization && [AUTHORIZATION, names::X_API_KEY, names::API_KEY].iter().any(crosses)
 }
 
-/// A scheme alone is no credential.
+/// A scheme alone is not a credential.
 fn says_who(value: &HeaderValue) -> bool {
     let value = value.as_bytes().trim_ascii();
     !value.is_empty() && !value.eq_ignore_ascii_case(b"bearer") && !value.eq_ignore_ascii_case(b"basic")
 }
 
-/// What happens to a client's header.
+/// Treatment of a client's header.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HeaderAction {
     Passes,
@@ -341,9 +341,22 @@ pub fn for_client(
 fn leads_inside(name: &str, value: &[u8]) -> bool {
     match name {
         "alt-svc" | "alt-used" | "via" => true,
-        "location" | "content-location" | "link" | "refresh" => memchr::memmem::find(value, b"//").is_some(),
+        "location" | "content-location" | "link" | "refresh" => has_authority(value),
         _ => false,
     }
+}
+
+/// Whether a reference in this value may name a host: it has a scheme, or two slashes. Browsers read a
+/// backslash as a slash, and `http:host` and `http:/host` as `http://host`.
+fn has_authority(value: &[u8]) -> bool {
+    let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
+    let ends_scheme = |colon: usize| {
+        let is_of_scheme = |byte: &&u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+        let from = colon - value[..colon].iter().rev().take_while(is_of_scheme).count();
+        let begins = from == 0 || matches!(value[from - 1], b' ' | b'\t' | b'<' | b'=' | b'"' | b'\'' | b';' | b',');
+        begins && value[from].is_ascii_alphabetic()
+    };
+    value.windows(2).any(|pair| pair.iter().all(is_slash)) || memchr::memchr_iter(b':', value).any(ends_scheme)
 }
 
 /// Headers that keep proxies from buffering an event stream.

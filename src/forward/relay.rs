@@ -43,10 +43,10 @@ const HELD_PREAMBLE: usize = 64 * 1024;
 /// A body that begins as an error is waited for up to this length.
 const LONGEST_ERROR: usize = 16 * 1024;
 
-/// May stand in front of a stream, and nowhere else: readers would take it for part of a line.
+/// Allowed only at the beginning of a stream: elsewhere readers would take it for part of a line.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// What was sent before the engine's first piece.
+/// Bytes sent before the engine's first piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamStart {
     /// Nothing.
@@ -85,13 +85,12 @@ impl UpstreamHead {
     }
 }
 
-/// Receives the events of a relay, and owns what the request holds meanwhile: its record and its share of
-/// an engine's work.
+/// Receives the events of a relay, and owns the resources of the request: its record and its share of an
+/// engine's work.
 pub trait RelayEvents: Send {
     /// The first token came.
     fn first_token(&mut self, at: Tick);
-    /// What the client is told in place of this code, if the engine says it of a key that is not the
-    /// client's.
+    /// The rejection to send instead of this code, if the engine rejected a key that is not the client's.
     fn refused_key(&self, code: u16) -> Option<Rejection>;
     /// The relay has ended: called exactly once.
     fn end(self: Box<Self>, ended: RelayEnd);
@@ -121,7 +120,7 @@ pub struct RelayConfig {
     pub request_id: RequestId,
     /// Receives signs of life of the engine.
     pub signals: Arc<EngineSignals>,
-    /// What the engine says of the key that it saw is nothing to the client.
+    /// Whether the engine got the pool's key, so that its rejection does not concern the client.
     pub key_is_ours: bool,
 }
 
@@ -169,8 +168,7 @@ pub struct Relay {
     tail_is_out: bool,
     /// Set if the response must be aborted.
     broken: bool,
-    /// The engine has said by this code that it refuses a key that is not the client's: neither that nor
-    /// what comes behind it passes.
+    /// Code by which the engine rejected a key that is not the client's: neither it nor later bytes pass.
     refused_key: Option<u16>,
 }
 
@@ -312,8 +310,8 @@ impl Relay {
         }
     }
 
-    /// Whether what has come of a JSON body may yet be an engine's word on a key that is not the client's:
-    /// of a body that begins as an error all is waited for.
+    /// Whether the JSON body so far may be a rejection of a key that is not the client's. A body that begins
+    /// as an error is buffered completely.
     fn may_refuse_key(&self) -> bool {
         let is_json = self.parts.key_is_ours && self.parts.reader == ResponseFormat::Json;
         is_json && self.ready_bytes < LONGEST_ERROR && may_be_error(self.ready.iter().flatten().copied())
@@ -489,7 +487,7 @@ impl Relay {
         self.observer.is_none() && self.ready.is_empty() && !self.broken
     }
 
-    /// Remaining bytes, if the framing of a body that is not an event stream tells.
+    /// Remaining bytes, if the framing of a body that is not an event stream states them.
     #[must_use]
     pub fn size_hint(&self) -> SizeHint {
         let held = self.ready_bytes as u64;
@@ -588,7 +586,7 @@ impl Relay {
             self.parts.progress_cell.itl_broke(broke);
         }
         if self.parts.reader != ResponseFormat::Events {
-            // Sound, a transcript, a list of numbers: where no tokens show, what is made of them does.
+            // Audio, a transcript, a list of numbers: without tokens any bytes are a sign of life.
             self.parts.signals.is_alive(at);
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
             return at;
@@ -692,7 +690,7 @@ impl Relay {
         self.close(Ending::Clean, None);
     }
 
-    /// Behind a head of ours no stream came, or what it says is nothing to the client.
+    /// After an early head no stream came, or one whose content does not concern the client.
     fn no_stream(&mut self, refusal: Rejection) {
         let of_our_key = match (&refusal, &self.subscriber) {
             (Rejection::EngineAnswered { status }, Some(subscriber)) => subscriber.refused_key(*status),

@@ -26,7 +26,7 @@ use crate::reject::Rejection;
 use crate::route::{Prediction, WorkEstimate, WorkGuard};
 use crate::types::{ApiPath, TenantId, Tick, Tokens};
 
-/// What a request holds until its end.
+/// Resources held by a request until its end.
 #[derive(Debug)]
 pub struct AdmissionGuard {
     clock: Clock,
@@ -230,8 +230,8 @@ impl RequestContext<'_> {
         }
     }
 
-    /// The deadline that orders it: the class's own, or a later one that the request asks for. Its own
-    /// targets never make it earlier.
+    /// The deadline for the queue: the class's own, or a later one by the request's own targets, which never
+    /// make it earlier.
     fn deadline(&self, predicted: Prediction, usual: impl Fn(Duration) -> Option<u64>) -> Deadline {
         let class = &*self.policy.objectives;
         let objectives = if std::ptr::eq(class, &*self.objectives) {
@@ -297,10 +297,9 @@ impl GatewayState {
         Ok(ReservedTokens { metered, limit_state, at: self.clock.now() })
     }
 
-    /// Counts a request that the gateway answers itself, at no tokens.
+    /// Counts a request that the gateway answers itself, without tokens.
     ///
-    /// # Errors
-    /// As [`reserve`](Self::reserve).
+    /// # Errors As [`reserve`](Self::reserve).
     pub(super) async fn count_own(
         &self,
         live: &SettingsSnapshot,

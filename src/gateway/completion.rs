@@ -187,7 +187,7 @@ fn disconnected(active: &ActiveRequest) -> RequestEnd<'static> {
     let early_head = active.early_head();
     let severed = early_head.and_then(|client| client.severed());
     let (verdict, left) = if severed == Some(DisconnectReason::Drain) {
-        // It never left the gateway's queue, and no client was there to tell.
+        // It never left the gateway's queue, and its client was gone.
         (judge_rejection(active, Rejection::Draining.outcome(), end), false)
     } else {
         match judge_unread_early_head(active, severed, end) {

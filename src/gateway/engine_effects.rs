@@ -59,10 +59,10 @@ impl Completion {
         if input.is_none() && events.is_none() {
             return;
         }
-        let RequestSummary { learned, model, is_named, prompt, .. } = &self.context.request;
+        let RequestSummary { learned, model, is_named, prompt, tenant, .. } = &self.context.request;
         let Some(learned) = self.context.gateway.ratios.of_answer(learned, model.as_deref(), *is_named) else { return };
         if let Some(input) = input {
-            learned.prompt(*prompt, input);
+            learned.prompt(tenant.as_str(), *prompt, input);
         }
         if let Some((events, output)) = events {
             learned.events(&self.place.engine, events, output);

@@ -7,11 +7,10 @@ use crate::route::{DrainError, EngineView};
 use crate::types::{EngineId, PoolId};
 
 impl Gateway {
-    /// Drains an engine for so long (`None`: until it is put back): it takes no new request and finishes
-    /// what it has. `may_empty`: also the last engine of its pool that takes requests.
+    /// Drains an engine for this long (`None`: until it is put back): it gets no new requests and finishes
+    /// those it has. `may_empty`: even the last available engine of its pool.
     ///
-    /// # Errors
-    /// [`DrainError`]: no such engine, or the last one.
+    /// # Errors [`DrainError`]: no such engine, or the last one.
     pub fn drain_engine(
         &self,
         pool: &PoolId,

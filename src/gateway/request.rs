@@ -107,7 +107,8 @@ impl RequestContext<'_> {
 
     /// The input tokens that it is charged where the engine tells none.
     pub(super) fn charged_prompt(&self) -> Tokens {
-        if self.body.is_form { self.learned.form_tokens(self.facts().prompt.form_bytes) } else { self.prompt }
+        let form_tokens = || self.learned.form_tokens(self.tenant.as_str(), self.facts().prompt.form_bytes);
+        if self.body.is_form { form_tokens() } else { self.prompt }
     }
 
     /// The pool of its route where it belongs: what another one finds wrong with it says nothing
@@ -207,7 +208,7 @@ impl GatewayState {
         }
         let model = alias.or(named);
         let learned = self.ratios.of(model);
-        let prompt = facts.prompt.tokens(learned.bytes_per_token());
+        let prompt = facts.prompt.tokens(learned.bytes_per_token(who.tenant.as_str()));
         let classified = classify(live, who, &arrived.head, endpoint, body, model, prompt)?;
         let policy = live.promise(&classified.class);
         let objectives = objectives_of(policy, &arrived.head);

@@ -306,7 +306,7 @@ struct BodyReader {
     frames: Vec<Bytes>,
     small: Vec<u8>,
     length: u64,
-    /// The body's length if the source knows it, so that the buffer holds nothing else.
+    /// The body's length if the source knows it, so that the buffer has the exact size.
     whole: Option<u64>,
     max_body: u64,
     share: BodyMemoryGuard,
@@ -623,7 +623,7 @@ mod tests {
         }
     }
 
-    /// C94: small on the wire; what is derived from it is rejected before it has grown.
+    /// C94: small on the wire; the derived data is rejected before it has grown.
     #[tokio::test(start_paused = true)]
     async fn c94_what_is_derived_from_a_body_is_counted_and_bounded() {
         let noise = |bytes: usize| -> String {

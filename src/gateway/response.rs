@@ -18,7 +18,7 @@ use super::retries::SelectedResponse;
 use super::state::Gateway;
 use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
-use crate::types::{ApiPath, Tick};
+use crate::types::{ApiPath, TenantId, Tick};
 
 /// The parts of the request needed at the end of its response.
 pub struct RequestSummary {
@@ -30,6 +30,8 @@ pub struct RequestSummary {
     pub class: Option<HeaderValue>,
     /// Whether the settings name its model literally.
     pub is_named: bool,
+    /// Its tenant.
+    pub tenant: TenantId,
     /// Inputs of the prompt estimate.
     pub prompt: PromptSize,
     /// Time in the gateway's queue.
@@ -49,6 +51,7 @@ impl RequestSummary {
             model: request.alias.map(Arc::from).or_else(|| named.cloned()),
             class: request.policy.shown.clone(),
             is_named: request.routed.literal,
+            tenant: request.tenant.clone(),
             prompt: request.facts().prompt,
             queued: admitted.since(request.body.complete),
             learned: request.learned,
@@ -108,7 +111,7 @@ impl RelayContext {
         relay.begins_with(head, own);
         if let Some(case) = active.case_mut() {
             case.credential_forwarded = place.credential == EngineCredential::Client;
-            case.is_away = place.is_away;
+            case.served_by_fallback_pool = place.is_away;
         }
         let unproven = unproven.then_some(injection);
         let completion = Completion { context: self, active, place, attempts, work, unproven, has_failed };

@@ -72,7 +72,7 @@ impl GatewayState {
 
 /// A request's position along the pools of its route.
 pub struct PoolCursor<'a> {
-    /// The gateway, which knows the engines.
+    /// The shared state, for the engines.
     pub(super) gateway: &'a GatewayState,
     /// The request.
     request: &'a RequestContext<'a>,
@@ -82,7 +82,7 @@ pub struct PoolCursor<'a> {
     early: Option<EarlyHead<'a>>,
 }
 
-/// Where a request goes on.
+/// Next step of a request that leaves its queue.
 enum NextPool {
     /// A pool without a limit, or with a free seat, which is taken.
     Free(usize, Option<Seat>),
@@ -186,7 +186,7 @@ impl<'a> PoolCursor<'a> {
             Err(WaitEnd::Away(away)) if away.why == RejectReason::PushedOut => return Err(self.onward_or(at, away)),
             Err(ended) => return Err(ended),
         };
-        // The pool's engines went away meanwhile; a later pool may have some.
+        // The pool's engines became unavailable; a later pool may have some.
         if self.available(at) == 0
             && let Some(place) = self.onward(at)
         {

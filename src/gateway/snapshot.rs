@@ -1,4 +1,4 @@
-//! One snapshot of everything a request needs: the settings, and what is bound to them.
+//! One snapshot of everything that a request needs: the settings, and the state bound to them.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub struct ClassPolicy {
     pub timeouts: Arc<Timeouts>,
     /// Its objectives.
     pub objectives: Arc<Objectives>,
-    /// What observers measure for it.
+    /// Options of its observers.
     pub watch: ObserverOptions,
     pools: Arc<[PoolHandle]>,
 }
@@ -94,8 +94,8 @@ impl SettingsSnapshot {
         let is_metered = settings.tenants.iter().any(is_named);
         let prompt_hashes = PromptHashes {
             head: settings.pools.iter().any(|pool| pool.balance == Balance::PrefixAffinity),
-            // Charges for output that nobody saw follow predictions, which know what is cached; the journal
-            // tells the blocks of every prompt.
+            // Charges for unobserved output follow predictions, which use cached blocks; the journal records
+            // the blocks of every prompt.
             blocks: is_metered || recorder.has_journal() || settings.pools.iter().any(|pool| weighs_blocks(pool)),
         };
         let has_seats = pools.iter().any(PoolHandle::is_limited);
@@ -109,7 +109,7 @@ impl SettingsSnapshot {
         find(&self.pools, pool)
     }
 
-    /// What happens to a tenant's requests beyond its limits.
+    /// Treatment of a tenant's requests beyond its limits.
     #[must_use]
     pub fn when_over_limit(&self, tenant: &TenantId) -> OverLimit {
         self.settings.tenants.get(tenant).map(|tenant| tenant.when_over_limit).unwrap_or_default()

@@ -50,7 +50,7 @@ pub struct GatewayDeps {
     pub dial: Arc<dyn Dial>,
     /// Records requests.
     pub recorder: Recorder,
-    /// Seeds the choice between engines that are equal, and what others must not know beforehand.
+    /// Seed of random choices: ties between engines, and values that must not be predictable.
     pub seed: u64,
 }
 
@@ -78,7 +78,7 @@ pub struct GatewayState {
     pub bodies: Arc<BodyMemory>,
     /// The key of the hashes of prompts' blocks: of this process alone, or of the journal.
     pub(super) block_key: BlockKey,
-    /// Where requests wait for a seat.
+    /// Queues for seats.
     pub pool_queues: PoolQueues,
     /// Overload levels.
     pub levels: OverloadBoard,

@@ -1,4 +1,4 @@
-//! What header fields say of a body's content.
+//! Properties of a body's content by its header fields.
 
 use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 

@@ -1,4 +1,4 @@
-//! The head of a request, with what is derived from it once.
+//! The head of a request, with derived values that are cached.
 
 use std::any::Any;
 use std::ops::Deref;
@@ -81,13 +81,14 @@ impl ParsedHead {
         self.has_connection
     }
 
-    /// What was made of a head with the same fields before, the length of the body aside.
+    /// The cached value of a head with the same fields, apart from the length of the body.
     #[must_use]
     pub fn memo<T: Any>(&self) -> Option<&T> {
         self.memo.get()?.downcast_ref()
     }
 
-    /// Keeps what was made of this head's fields, but for the length of the body, for the next one.
+    /// Caches a value derived from this head's fields, apart from the length of the body, for the next equal
+    /// head.
     pub fn keep_memo<T: Any + Send + Sync>(self: &Arc<Self>, made: &Arc<T>) {
         // Only a head that its connection keeps, too, has a next one.
         if Arc::strong_count(self) > 1 {

@@ -187,7 +187,7 @@ mod tests {
         assert_eq!([1, 2, 3, 40].map(|length| next("a", length).0), [None, None, Some(2), Some(2)]);
         assert_eq!([5, 6].map(|length| next("b", length).0), [None, None], "another value in each");
         assert_eq!([7, 8].map(|length| next("a", length).0), [None, Some(7)], "its own again");
-        // One that is still being served keeps what was made of it.
+        // A head that is still in use keeps its cached value.
         let (memo, served) = next("a", 9);
         assert_eq!((memo, next("b", 9).0, served.memo::<u8>()), (Some(7), None, Some(&7)));
         assert_eq!(served.memo::<u16>(), None);

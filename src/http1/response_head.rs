@@ -37,8 +37,8 @@ pub enum ResponseHeadError {
 pub struct ResponseHead {
     /// The head.
     pub parts: Arc<response::Parts>,
-    /// What its fields say of the body: the values that decide it are the same in every head that is
-    /// made of this one ([`HeadCache`]).
+    /// Properties of the body by the header fields. Every head derived from this one has the same decisive
+    /// values ([`HeadCache`]).
     pub content: Content,
     /// The body's framing.
     pub framing: Framing,

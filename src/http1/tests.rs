@@ -102,8 +102,7 @@ fn taken<D: Direction>(bytes: &[u8], known: &mut HeadCache<D>) -> (String, usize
     (format!("{taken:?}"), buffer.len(), kept)
 }
 
-/// Whether a mutated head, whole and cut, means the same to a parser that knows the head as to one that
-/// knows none.
+/// Whether a mutated head, whole and cut, means the same to a parser with a cached head as to one without.
 fn is_read_alike<D: Direction>(head: &str, changes: &Changes) -> Result<(), TestCaseError> {
     let mut known = HeadCache::<D>::default();
     for _ in 0..3 {

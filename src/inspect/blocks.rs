@@ -13,9 +13,8 @@
 //! An image, audio or a file ends the chain, because what follows is only cached if it is the same; so
 //! does the limit of [`MOST`] blocks.
 //!
-//! The hash is no cryptographic one. It has a [`BlockKey`] that each process draws for itself, since it
-//! is compared with nobody else's: who does not know it cannot make up prompts that look like those
-//! of others.
+//! The hash is not cryptographic. Each process draws a [`BlockKey`], because hashes are never compared between
+//! processes: without the key nobody can construct a prompt that collides with another one.
 
 use super::fields::TopLevelField;
 use crate::json::{Literal, Nest, Scalar, unescape};
@@ -52,7 +51,7 @@ impl PromptSlot {
     }
 }
 
-/// What the hashes of blocks depend on beside the blocks.
+/// Key of the block hashes.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockKey([u64; 8]);
 
@@ -143,12 +142,12 @@ impl Chain {
         self.key = key;
     }
 
-    /// No blocks, whatever comes: nobody asks for them, or they begin nothing.
+    /// Disables hashing: block hashes are not needed, or the body has no prompt.
     pub(super) const fn leave(&mut self) {
         (self.is_on, self.is_open) = (false, false);
     }
 
-    /// Whether somebody asks for blocks, and there can be any.
+    /// Whether block hashes are needed and possible.
     pub(super) const fn is_on(&self) -> bool {
         self.is_on
     }
@@ -430,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_512_bytes_and_the_rest_is_none() {
+    fn a_block_is_512_bytes_and_the_rest_is_ignored() {
         for (length, count) in [(0, 0), (511, 0), (512, 1), (1023, 1), (1024, 2), (65_535, 127), (65_536, 128)] {
             let body = json!({"model": "m", "prompt": text("a", length)}).to_string();
             assert_eq!(blocks("/v1/completions", &body).len(), count, "{length}");
@@ -440,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_64_kilobytes_the_last_hash_stands() {
+    fn beyond_64_kilobytes_the_last_hash_is_kept() {
         let (long, longer) = (text("a", 65_536), text("a", 65_536) + &text("b", 900_000));
         let longer = chat(&[said("user", longer)]);
         assert_eq!(longer.len(), MOST);
@@ -465,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_part_where_they_differ_and_never_meet_again() {
+    fn hashes_differ_from_the_first_difference_on() {
         let one = text("a", 20 * BLOCK);
         let all = chat(&[said("user", one.as_str())]);
         for at in [0, 1, 511, 512, 5 * BLOCK + 7, 20 * BLOCK - 1] {
@@ -513,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_front_parts_all_blocks() {
+    fn a_different_beginning_changes_all_blocks() {
         let user = said("user", text("u", 2000));
         let body = |more: Value| {
             let mut body = json!({"model": "m", "messages": [user]});
@@ -616,7 +615,7 @@ mod tests {
         };
         assert_eq!((with("x").len(), with("x")), (2, with("y")));
         assert_eq!(shared(&with("x"), &chat(&[said("user", text("a", 5000))])), 2);
-        // What SDKs write for a response without them.
+        // The form that SDKs send for a response without calls.
         let none = json!({"role": "assistant", "content": text("a", 2000), "audio": null, "refusal": null});
         assert_eq!(chat(&[none]).len(), 3);
         let follows = |id: Value| {
@@ -655,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_generates_has_blocks_and_only_if_somebody_asks() {
+    fn only_generating_paths_have_blocks_and_only_if_needed() {
         let long = text("a", 5000);
         for path in ["/v1/embeddings", "/tokenize", "/v1/rerank"] {
             assert!(blocks(path, &json!({"input": long, "prompt": long}).to_string()).is_empty());

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_are_told_from_all_others() {
+    fn integers_are_distinguished_from_other_numbers() {
         assert_eq!(whole(&["1", "2"]), IntegerValue::Count(12));
         assert_eq!(whole(&["-0"]), IntegerValue::Count(0));
         assert_eq!(whole(&["18446744073709551615"]), IntegerValue::Count(u64::MAX));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn c88_a_float_that_means_a_whole_number_is_one() {
+    fn c88_a_float_with_an_integer_value_is_an_integer() {
         for (float, count) in [
             ("100.0", 100),
             ("1e2", 100),

@@ -42,7 +42,7 @@ pub struct Facts {
     pub has_tools: bool,
     /// `reasoning_effort`, `reasoning.effort`, `thinking.type`, as one word.
     pub reasoning: Option<Reasoning>,
-    /// Where the body switches reasoning on or off.
+    /// Positions of the reasoning switches.
     pub switches: Switches,
     /// String members of `metadata`, in order of appearance.
     pub metadata: Vec<(String, String)>,
@@ -182,8 +182,8 @@ pub struct PromptSize {
     /// Whether the prompt has images, audio, files or an earlier response: tokens without bytes here, so that
     /// the response's usage says nothing about bytes per token.
     pub has_media: bool,
-    /// Bytes of a multipart form, most of them sound: they stand for tokens that the estimate leaves
-    /// out, and that are charged where the engine tells none.
+    /// Bytes of a multipart form, mostly audio: the estimate omits their tokens, and they are charged if the
+    /// engine reports no usage.
     pub form_bytes: u64,
 }
 
@@ -257,7 +257,7 @@ pub enum Unreadable {
     Grammar {
         /// Offset of the offending byte.
         at: usize,
-        /// What is wrong there.
+        /// The syntax error.
         what: &'static str,
     },
     /// The top level is not an object.
@@ -280,7 +280,7 @@ pub enum Unreadable {
     /// A malformed multipart form.
     #[error("the form cannot be read: {what}")]
     Form {
-        /// What is wrong.
+        /// The error.
         what: &'static str,
     },
     /// Too many of something.

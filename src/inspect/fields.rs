@@ -46,6 +46,8 @@ pub(super) enum TopLevelField {
     Words,
     /// Names earlier turns stored on the engine.
     Earlier,
+    /// Names a container kept by the engine (Messages).
+    Container,
     /// Cache salt: a prompt shares its cache only with prompts of the same salt.
     Salt,
     Other,
@@ -158,6 +160,7 @@ impl TopLevelField {
                 TopLevelField::Words
             }
             b"previous_response_id" | b"conversation" => TopLevelField::Earlier,
+            b"container" if dialect == Dialect::Messages => TopLevelField::Container,
             b"cache_salt" => TopLevelField::Salt,
             _ if is_place(name) => TopLevelField::Transfer,
             _ => match OTHER_CAPS.iter().position(|cap| cap.as_bytes() == name) {
@@ -218,6 +221,7 @@ impl TopLevelField {
             | TopLevelField::Schema
             | TopLevelField::Format
             | TopLevelField::Earlier
+            | TopLevelField::Container
             | TopLevelField::Salt
             | TopLevelField::Other => return None,
         })
@@ -284,7 +288,7 @@ fn steers_in_extension(name: &[u8]) -> bool {
         || matches!(name, b"routing_constraints" | b"router" | b"token_data" | b"priority" | b"latency_sensitivity")
 }
 
-/// The same for a name at any depth of what engines pass on to their connectors.
+/// The same for names at any depth of objects that engines pass to their connectors.
 fn steers_when_passed(name: &[u8]) -> bool {
     is_place(name) || matches!(name, b"kv_transfer_params" | b"ec_transfer_params" | b"disaggregated_params")
 }
@@ -295,37 +299,58 @@ pub(super) fn leads_to_text(key: &[u8]) -> bool {
     matches!(key, b"content" | b"text" | b"output")
 }
 
-/// Whether a schema stands under this key of an object that describes the response format.
+/// Whether the value under this key of a response format is a schema.
 pub(super) fn leads_to_schema(key: &[u8]) -> bool {
     matches!(key, b"schema" | b"json_schema" | b"json" | b"grammar" | b"regex" | b"choice" | b"structural_tag")
 }
 
-/// Whether a tool call's arguments stand under this key of an object in a prompt. Inside them names have
-/// no meaning.
+/// Whether the value under this key of an object in a prompt is a tool call's arguments. Names inside have no
+/// meaning.
 pub(super) fn leads_to_arguments(key: &[u8]) -> bool {
     matches!(key, b"input" | b"arguments")
 }
 
-/// Whether something other than text stands under this key of an object in a prompt, which the model
-/// still reads as tokens.
+/// Whether the value under this key of an object in a prompt is not text, although the model reads it as
+/// tokens.
 pub(super) fn leads_to_media(key: &[u8]) -> bool {
     let is_media = |kind: &[u8]| key.strip_suffix(b"_url").unwrap_or(key).ends_with(kind);
     key.starts_with(b"file") || [&b"image"[..], b"audio", b"video"].into_iter().any(is_media)
 }
 
-/// Whether a stored file's id stands under this key of an object in a prompt.
+/// Whether the value under this key of an object in a prompt is a stored file's id.
 pub(super) fn leads_to_stored(key: &[u8]) -> bool {
     key == b"file_id"
 }
 
-/// The same inside an object that stands for one, under this key.
+/// The key of the id inside an object that refers to a stored one.
 pub(super) fn reference_in(key: &[u8], dialect: Dialect) -> Option<&'static [u8]> {
     match key {
         b"file" | b"image_file" => Some(b"file_id"),
-        // What the model said aloud before.
+        // Audio of an earlier turn.
         b"audio" if dialect == Dialect::Chat => Some(b"id"),
         _ => None,
     }
+}
+
+/// How a tool (Responses) names something stored on the engine under this key, of the tool itself or of an
+/// object in it. Definitions of functions have other keys at these depths.
+pub(super) fn stored_in_tool(key: &[u8], is_of_tool: bool) -> Option<StoredIn> {
+    match key {
+        b"container" | b"connector_id" | b"input_image_mask" if is_of_tool => Some(StoredIn::IdOrObject),
+        b"vector_store_ids" if is_of_tool => Some(StoredIn::List),
+        b"file_id" if !is_of_tool => Some(StoredIn::IdOrObject),
+        b"file_ids" if !is_of_tool => Some(StoredIn::List),
+        _ => None,
+    }
+}
+
+/// What names something stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StoredIn {
+    /// A string is its id; an object may have one inside.
+    IdOrObject,
+    /// Strings in a list.
+    List,
 }
 
 /// Whether a member of an object in a prompt says that the bytes under its `data` are no text.
@@ -333,7 +358,7 @@ pub(super) fn says_coding(key: &[u8]) -> bool {
     matches!(key, b"data_format" | b"image_format")
 }
 
-/// Whether the bytes of such a thing may stand under this key: the object's type tells.
+/// Whether this key may hold such bytes, depending on the object's type.
 pub(super) fn leads_to_data(key: &[u8]) -> bool {
     matches!(key, b"data" | b"result")
 }

@@ -321,7 +321,7 @@ mod tests {
     const MODEL: (&str, &str) = ("Content-Disposition: form-data; name=\"model\"", "whisper-1");
 
     #[test]
-    fn the_model_is_found_wherever_it_stands() {
+    fn the_model_is_found_at_any_position() {
         for parts in [&[FILE, MODEL][..], &[MODEL, FILE], &[MODEL]] {
             let body = form(parts);
             let facts = read(body.as_bytes()).unwrap();
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_readers_could_understand_in_two_ways_is_refused() {
+    fn ambiguous_bodies_are_rejected() {
         let heads = [
             "Content-Disposition: form-data; name=\"model\"; name=\"x\"",
             "Content-Disposition: form-data; name*=utf-8''model",

@@ -24,7 +24,7 @@ pub struct PromptHashes {
 }
 
 impl PromptHashes {
-    /// Nobody asks for any.
+    /// Neither hash.
     pub const NONE: PromptHashes = PromptHashes { head: false, blocks: false };
 }
 
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_that_nobody_asks_for() {
+    fn unneeded_hashes_are_not_computed() {
         let mut prefix = PromptPrefix::new(Dialect::Plain);
         prefix.leave_head();
         prefix.push(b"You are");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_first_part_is_a_head_by_itself_and_a_short_one_is_not() {
+    fn a_long_first_part_is_a_complete_head_and_a_short_one_is_not() {
         let (long, short) = ("s".repeat(ENOUGH), "s".repeat(ENOUGH - 1));
         assert_eq!(hash(&[&long, "one"]), hash(&[&long, "two"]));
         assert_eq!(hash(&[&long]), hash(&[&long, "two"]));

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::blocks::{BlockKey, PromptSlot};
 use super::bounded_value::{BoundedValue, IntegerValue, ScalarValue};
 use super::facts::{Facts, Field, Reasoning, StreamOptions, SwitchGroup as Switched, Unreadable};
-use super::fields::{self, FieldRule, FieldType, JsonType, TopLevelField};
+use super::fields::{self, FieldRule, FieldType, JsonType, StoredIn, TopLevelField};
 use super::prefix::{PromptHashes, PromptPrefix};
 use crate::json::{Interest, Literal, Nest, Scalar, Sink, SyntaxError, Tokenizer};
 use crate::types::{ApiPath, Dialect};
@@ -23,6 +23,9 @@ const MOST_PROMPTS: usize = 2048;
 const MOST_CHOICES: u64 = 2048;
 /// Most switches of one kind in `reasoning` or `chat_template_kwargs`, repeats included.
 const MOST_SWITCHES: usize = 64;
+/// Depth of the members of a tool, and of an object in it.
+const IN_A_TOOL: usize = 3;
+const IN_AN_OBJECT_OF_A_TOOL: usize = 4;
 
 /// Reads a request body as it arrives, in frames cut anywhere.
 #[derive(Debug)]
@@ -40,7 +43,7 @@ impl Scanner {
         Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: FactsSink::new(endpoint) })
     }
 
-    /// The hashes of the prompt's blocks have this key; one that is the same everywhere otherwise.
+    /// Sets the key of the block hashes; the default is a fixed key.
     pub fn has_key(&mut self, key: BlockKey) {
         self.reader.prefix.chain.has_key(key);
     }
@@ -118,10 +121,9 @@ struct FactsSink {
     /// Depth of the outermost object in a prompt, and of a call's arguments inside it.
     object_at: Option<usize>,
     arguments_at: Option<usize>,
-    /// An object that stands for something other than text: how deep it stands, and the key by which it
-    /// names one that was stored.
+    /// Depth of an object that is not text, and the key under which it may name a stored object.
     reference: Option<(usize, &'static [u8])>,
-    /// What the present object in a prompt has said of itself.
+    /// State of the current object in a prompt.
     object: Described,
     /// Offset of a schema that is counted by its raw bytes.
     schema_at: Option<usize>,
@@ -135,8 +137,8 @@ struct FactsSink {
     scalar_at: usize,
     kept: BoundedValue,
     prefix: PromptPrefix,
-    /// Decoded prompts of a completion, and where each ends. Kept until the body is complete, because
-    /// `echo` may follow `prompt`.
+    /// Decoded prompts of a completion, and their ends. Kept until the body is complete, because `echo` may
+    /// follow `prompt`.
     prompts: Vec<u8>,
     prompt_ends: Vec<usize>,
     /// The current text is one of those prompts.
@@ -145,8 +147,8 @@ struct FactsSink {
     efforts: [Option<Reasoning>; 3],
 }
 
-/// State of an object in a prompt. Whether the bytes under its `data` are text depends on its `type`,
-/// which may stand anywhere in it.
+/// State of an object in a prompt. The bytes under its `data` may be text or not, depending on its `type`,
+/// which may come later.
 #[derive(Clone, Copy, Debug, Default)]
 struct Described {
     /// Depth of its members.
@@ -159,7 +161,7 @@ struct Described {
 /// The key before a value inside a top-level member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Inner {
-    /// None: an array element.
+    /// No key: an array element.
     Element,
     IncludeUsage,
     ContinuousUsage,
@@ -176,9 +178,11 @@ enum Inner {
     Media,
     /// The name of a stored file, unless `null`.
     Stored,
-    /// The same: an object in which under this key such a name may stand.
+    /// Such names in a tool.
+    StoredInTool(StoredIn),
+    /// An object in which under this key such a name may stand.
     Reference(&'static [u8]),
-    /// The model reads what stands here; or it counts as if it did.
+    /// Text read by the model, or counted like it.
     Text,
     Said,
     /// Arguments of a tool call, also read by the model.
@@ -327,6 +331,7 @@ impl FactsSink {
                 self.prefix.chain.leave();
                 self.facts.names_stored |= self.dialect == Dialect::Responses;
             }
+            TopLevelField::Container => self.facts.names_stored = true,
             TopLevelField::Schema => self.schema_at = Some(at),
             TopLevelField::Transfer => self.facts.steers = true,
             TopLevelField::Reasoning if kind != JsonType::Object => {
@@ -389,7 +394,7 @@ impl FactsSink {
                 match name {
                     b"enable_thinking" => Inner::Thinks("enable_thinking"),
                     b"thinking" => Inner::Thinks("thinking"),
-                    // What a template is told may be in what it writes.
+                    // Arguments of a chat template may appear in its output.
                     _ => Inner::Schema,
                 }
             }
@@ -421,7 +426,9 @@ impl FactsSink {
             },
             member if member.is_tools() => {
                 self.prefix.chain.name(if name.len() > LONGEST_METADATA { b"\xFF" } else { name });
-                Inner::Other
+                let stored = fields::stored_in_tool(name, depth == IN_A_TOOL);
+                let is_near = self.dialect == Dialect::Responses && matches!(depth, IN_A_TOOL | IN_AN_OBJECT_OF_A_TOOL);
+                stored.filter(|_| is_near).map_or(Inner::Other, Inner::StoredInTool)
             }
             member if member.is_prompt() => self.prompt_named(name, depth),
             _ => Inner::Other,
@@ -443,6 +450,7 @@ impl FactsSink {
             b"type" => Inner::Type,
             b"role" => Inner::Role,
             b"id" if self.member == TopLevelField::Prompt && depth == 2 => Inner::Id,
+            b"approval_request_id" if self.dialect == Dialect::Responses => Inner::Stored,
             _ if fields::leads_to_text(name) => Inner::Text,
             _ if fields::leads_to_arguments(name) => Inner::Arguments,
             _ if fields::leads_to_data(name) => Inner::Data,
@@ -534,7 +542,7 @@ impl FactsSink {
         is_prompt && (depth < 2 || depth == 2 && matches!(self.inner, Inner::Element))
     }
 
-    /// Use of a string or number, and how many bytes of it are needed.
+    /// Use of a string or number, and the number of bytes needed of it.
     fn purpose_of(&self, what: Scalar, depth: usize) -> (Purpose, usize) {
         let is_string = what == Scalar::String;
         match self.member {
@@ -573,7 +581,7 @@ impl FactsSink {
         }
     }
 
-    /// Begins a string or number that is not a key. Returns how many bytes of it are needed.
+    /// Begins a string or number that is not a key. Returns the number of bytes needed of it.
     fn scalar_begins(&mut self, what: Scalar, at: usize, depth: usize) -> usize {
         self.scalar_at = at;
         match depth {
@@ -585,7 +593,9 @@ impl FactsSink {
                 self.facts.has_tools |= matches!(self.member, TopLevelField::Tools | TopLevelField::Functions);
                 match self.inner {
                     Inner::Schema => self.schema_at = Some(at),
-                    Inner::Stored => self.facts.names_stored |= what == Scalar::String,
+                    Inner::Stored | Inner::StoredInTool(StoredIn::IdOrObject) => {
+                        self.facts.names_stored |= what == Scalar::String;
+                    }
                     _ => {}
                 }
             }
@@ -830,6 +840,19 @@ impl FactsSink {
         }
     }
 
+    /// An object or a list in tools: whether it is read.
+    fn opens_in_tools(&mut self, inner: Inner, nest: Nest, depth: usize) -> bool {
+        let may_name = match (inner, nest) {
+            (Inner::StoredInTool(StoredIn::List), Nest::Array) => {
+                self.inner = Inner::StoredInTool(StoredIn::IdOrObject);
+                true
+            }
+            (Inner::StoredInTool(StoredIn::IdOrObject), Nest::Object) => true,
+            _ => self.dialect == Dialect::Responses && depth + 1 == IN_A_TOOL,
+        };
+        may_name || self.prefix.chain.wants()
+    }
+
     fn opens_inside(&mut self, nest: Nest, at: usize, depth: usize) -> Interest {
         self.option_is_no_flag();
         self.switch_is_none();
@@ -858,7 +881,7 @@ impl FactsSink {
         if self.member.is_tools() {
             self.facts.has_tools = true;
             self.prefix.chain.opens(nest);
-            return if self.prefix.chain.wants() { Interest::Read } else { Interest::Skip };
+            return if self.opens_in_tools(inner, nest, depth) { Interest::Read } else { Interest::Skip };
         }
         if nest == Nest::Array && self.member.takes_token_ids() {
             self.prefix.chain.part();

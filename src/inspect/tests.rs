@@ -49,7 +49,7 @@ fn completion(body: &str) -> Facts {
 }
 
 #[test]
-fn a_plain_chat_request_is_read_whole() {
+fn a_plain_chat_request_is_read_completely() {
     let body = r#"{"model":"m1","messages":[{"role":"system","content":"be nice"},{"role":"user","content":"héllo"}],
         "stream":true,"stream_options":{"include_usage":false,"x":1},"max_tokens":64,"max_completion_tokens":null,
         "n":2,"user":"u","tools":[{"type":"function","function":{"name":"f"}}],"reasoning_effort":"minimal",
@@ -79,7 +79,7 @@ fn a_plain_chat_request_is_read_whole() {
 }
 
 #[test]
-fn an_empty_object_has_no_member_and_says_so() {
+fn an_empty_object_is_marked_as_empty() {
     let facts = chat(" {} ").unwrap();
     assert!(facts.is_empty && facts.members == 0 && facts.model.is_none() && facts.readable);
     assert_eq!((facts.members_at, facts.prefix_hash, facts.n), (2, 0, 1));
@@ -111,7 +111,7 @@ fn decisive_fields_stand_once_however_they_are_spelled() {
 }
 
 #[test]
-fn repeats_of_other_fields_and_of_inner_ones_are_nobodys_business() {
+fn repeated_fields_that_decide_nothing_are_accepted() {
     for body in [
         r#"{"model":"a","temperature":1,"temperature":2,"messages":[],"messages":[]}"#,
         r#"{"model":"a","messages":[{"model":"b","model":"c","priority":1,"priority":2}]}"#,
@@ -261,7 +261,7 @@ fn c94_more_prompts_choices_and_switches_than_are_kept_are_refused() {
 
 /// C94: the scanner's memory is counted while it reads.
 #[test]
-fn c94_what_a_scanner_holds_is_counted_while_it_reads() {
+fn c94_a_scanners_memory_is_counted_while_it_reads() {
     let mut scanner = Scanner::new(endpoint("/v1/completions"));
     scanner.push(b"{\"prompt\":[\"").unwrap();
     assert_eq!(scanner.held(), 0);
@@ -292,7 +292,7 @@ fn cutting_the_priority_out_leaves_the_rest() {
 }
 
 #[test]
-fn only_what_the_model_reads_counts_as_prompt() {
+fn only_text_read_by_the_model_counts_as_prompt() {
     let bytes = |path: &str, body: &str| read_in(path, &[body.as_bytes()]).unwrap().prompt.bytes;
     let parts = r#"{"messages":[{"role":"user","name":"nobody","content":[{"type":"text","text":"12345"},
         {"type":"image_url","image_url":{"url":"data:image/png;base64,AAAAAAAAAA"}},
@@ -317,7 +317,7 @@ fn only_what_the_model_reads_counts_as_prompt() {
 }
 
 #[test]
-fn c97_what_a_tool_was_called_with_counts_with_all_that_is_no_string() {
+fn c97_tool_call_arguments_count_by_their_raw_bytes() {
     let called = |arguments: &str| {
         let body =
             format!(r#"{{"messages":[{{"content":[{{"type":"tool_use","input":{arguments}}},{{"box":[9,8]}}]}}]}}"#);
@@ -345,7 +345,7 @@ fn c97_each_conversation_of_a_batch_has_its_choices() {
 }
 
 #[test]
-fn c78_what_paths_that_do_not_generate_call_their_text_is_prompt() {
+fn c78_text_members_of_paths_without_output_are_prompt() {
     let bytes = |path: &str, body: &str| read_in(path, &[body.as_bytes()]).unwrap().prompt.bytes;
     for (path, body, expected) in [
         ("/v1/rerank", r#"{"query":"ab","documents":["cde",{"text":"fg"}]}"#, 7),
@@ -487,7 +487,7 @@ fn media_do_not_count_however_deep_they_stand() {
 }
 
 #[test]
-fn c86_what_an_engine_stored_is_seen() {
+fn c86_references_to_stored_objects_are_found() {
     let names = |path: &str, body: &str| read_in(path, &[body.as_bytes()]).unwrap().names_stored;
     for (body, expected) in [
         (r#"{"previous_response_id":"resp_x"}"#, true),
@@ -506,6 +506,22 @@ fn c86_what_an_engine_stored_is_seen() {
         (r#"{"input":[{"role":"user","content":[{"type":"input_file","file_id":null,"file_data":"x"}]}]}"#, false),
         (r#"{"input":[{"type":"function_call","arguments":{"file_id":"x","type":"item_reference"}}]}"#, false),
         (r#"{"input":[{"id":"msg_x","previous_response_id":"x"}]}"#, false),
+        (r#"{"input":[{"type":"mcp_approval_response","approval_request_id":"mcpr_x","approve":true}]}"#, true),
+        (r#"{"tools":[{"type":"code_interpreter","container":"cntr_x"}]}"#, true),
+        (r#"{"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["file_x"]}}]}"#, true),
+        (r#"{"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":[]}}]}"#, false),
+        (r#"{"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":null}}]}"#, false),
+        (r#"{"tools":[{"type":"function"},{"type":"file_search","vector_store_ids":["vs_x"]}]}"#, true),
+        (r#"{"tools":[{"vector_stor\u0065_ids":["vs_x"],"type":"file_search"}]}"#, true),
+        (r#"{"tools":[{"type":"image_generation","input_image_mask":{"file_id":"file_x"}}]}"#, true),
+        (r#"{"tools":[{"type":"image_generation","input_image_mask":{"image_url":"file_id"}}]}"#, false),
+        (r#"{"tools":[{"type":"mcp","connector_id":"connector_x"}]}"#, true),
+        (
+            r#"{"tools":[{"type":"function","name":"container","parameters":{"type":"object","properties":
+                {"container":{"type":"string"},"file_id":{"type":"string"},"vector_store_ids":{"type":"array"}},
+                "required":["container","file_id"]}}]}"#,
+            false,
+        ),
     ] {
         assert_eq!(names("/v1/responses", body), expected, "{body}");
     }
@@ -528,10 +544,14 @@ fn c86_what_an_engine_stored_is_seen() {
     assert!(facts.names_stored && facts.prompt.bytes == "after it text counts".len() as u64);
     let source = r#"{"messages":[{"content":[{"type":"document","source":{"type":"file","file_id":"file_x"}}]}]}"#;
     assert!(names("/v1/messages", source));
+    for (container, expected) in [(r#""container_x""#, true), (r#"{"id":"container_x"}"#, true), ("null", false)] {
+        assert_eq!(names("/v1/messages", &format!(r#"{{"container":{container}}}"#)), expected, "{container}");
+    }
+    assert!(!names("/v1/chat/completions", r#"{"container":"x","tools":[{"container":"x"}]}"#));
 }
 
 #[test]
-fn c88_numbers_that_mean_a_whole_one_are_read_and_minus_one_is_no_cap() {
+fn c88_integer_values_in_any_spelling_are_read_and_minus_one_is_no_cap() {
     let caps = chat(r#"{"max_tokens":100.0,"n":2.0,"priority":-3.0}"#).unwrap();
     assert_eq!((caps.caps.max_tokens.as_ref().unwrap().value, caps.n, caps.readable), (100, 2, true));
     for body in [r#"{"max_tokens":-1}"#, r#"{"max_tokens":-1.0}"#] {
@@ -623,7 +643,7 @@ fn token_ids_count_exactly() {
 }
 
 #[test]
-fn prompts_are_kept_decoded_only_where_they_are_echoed() {
+fn prompts_are_kept_decoded_only_for_an_echo() {
     let one = completion(r#"{"prompt":"a\u00e9\ud800","echo":true}"#);
     assert_eq!(*one.echo_prompts, ["aé\u{FFFD}"]);
     let two = completion(r#"{"echo":true,"prompt":["x",[1],"yz"],"n":2}"#);
@@ -647,7 +667,7 @@ fn tools_are_there_only_if_the_list_has_one() {
 }
 
 #[test]
-fn reasoning_is_one_word_whatever_field_says_it() {
+fn reasoning_is_one_word_from_any_field() {
     for (body, word) in [
         (r#"{"reasoning_effort":"high"}"#, Some(Reasoning::High)),
         (r#"{"reasoning_effort":null}"#, None),
@@ -701,7 +721,7 @@ fn the_fewest_tokens_that_will_do_are_known() {
 }
 
 #[test]
-fn what_moves_caches_or_chooses_engines_is_seen() {
+fn members_that_move_caches_or_choose_engines_are_found() {
     const VALUES: [(&str, bool); 8] = [
         ("null", false),
         ("{}", true),
@@ -775,7 +795,7 @@ fn what_moves_caches_or_chooses_engines_is_seen() {
 }
 
 #[test]
-fn like_prompts_have_like_hashes_whatever_stands_around_them() {
+fn equal_prompts_have_equal_hashes_whatever_surrounds_them() {
     let hash = |body: &str| chat(body).unwrap().prefix_hash;
     let one = hash(r#"{"model":"a","messages":[{"role":"user","content":"hi there"}]}"#);
     let other = hash(r#"{ "stream" : true , "messages":[{"content":"hi\u0020there","role":"user"}] }"#);

@@ -3,11 +3,11 @@
 //! Bytes per token is the quotient of two decaying sums, so that long prompts weigh more than short
 //! ones and old reports fade. One prompt weighs at most [`HEAVIEST`] tokens.
 //!
-//! Of a multipart form (sound) the bytes per input token are learned in the same way, to be charged
-//! where the engine tells no usage.
+//! For multipart forms (audio) the bytes per input token are learned in the same way, and charged if the engine
+//! reports no usage.
 //!
-//! Tokens per event decides verdicts, so it errs against the service: it is what four of five of
-//! the last answers reached, not their mean, and one odd answer moves it nowhere.
+//! Tokens per event enters verdicts, so it errs against the service: four of five of the last responses reached
+//! it. It is not their mean, and one odd response does not move it.
 //!
 //! Reports beyond plausible bounds are ignored.
 
@@ -26,7 +26,7 @@ const BYTES_PER_TOKEN: f64 = 3.8;
 const BYTES_BOUNDS: (f64, f64) = (0.5, 64.0);
 /// The same of a form: text in it is shorter, and plain sound longer.
 const FORM_BOUNDS: (f64, f64) = (1.0, 100_000.0);
-/// More tokens than this in an event are no event but an answer.
+/// Most tokens per event; a larger value is a whole response in one event.
 const MOST_PER_EVENT: f64 = 64.0;
 /// Shorter responses are ignored, because their first and last events carry buffered tokens.
 const FEWEST_EVENTS: u64 = 8;
@@ -47,7 +47,7 @@ const NAMES: usize = 4096;
 /// Longer names are ignored.
 const LONGEST_NAME: usize = 256;
 
-/// What usage reports have taught, by model. Shared, and kept across reloads.
+/// Ratios learned from usage reports, by model. Shared, and kept across reloads.
 #[derive(Debug, Default)]
 pub struct Ratios {
     models: DashMap<Box<str>, Arc<Learned>, ahash::RandomState>,
@@ -58,11 +58,26 @@ pub struct Ratios {
 pub struct ModelRatios(Option<Arc<Learned>>);
 
 /// The learned ratios of one model.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Learned {
-    prompts: Mutex<DecayedRatio>,
+    tenants: Mutex<HashMap<Box<str>, TenantRatios, ahash::RandomState>>,
+    /// Forms of all tenants.
     forms: Mutex<DecayedRatio>,
     events: Mutex<HashMap<EngineId, PerEvent, ahash::RandomState>>,
+}
+
+/// Bytes per token of one tenant's prompts and forms.
+#[derive(Clone, Copy, Debug)]
+struct TenantRatios {
+    prompts: DecayedRatio,
+    forms: DecayedRatio,
+}
+
+impl Default for TenantRatios {
+    fn default() -> Self {
+        let prompts = DecayedRatio { over: BYTES_PER_TOKEN * GUESS, under: GUESS };
+        TenantRatios { prompts, forms: DecayedRatio::default() }
+    }
 }
 
 impl Ratios {
@@ -82,8 +97,8 @@ impl Ratios {
         ModelRatios(self.models.get(name).map(|learned| Arc::clone(&learned)))
     }
 
-    /// Where to record what a response of this model teaches. `is_named` means that the settings name the
-    /// model literally. `None` if too many other names are known.
+    /// The ratios to update from a response of this model. `is_named` means that the settings name the model
+    /// literally. `None` if too many other names are known.
     #[must_use]
     pub fn of_answer(&self, known: &ModelRatios, model: Option<&str>, is_named: bool) -> Option<Arc<Learned>> {
         if known.0.is_some() {
@@ -104,18 +119,23 @@ impl Ratios {
 }
 
 impl ModelRatios {
-    /// Prompt bytes per token: 3.8 until learned.
+    /// Bytes per token of this tenant's prompts: 3.8 until learned.
     #[must_use]
-    pub fn bytes_per_token(&self) -> f64 {
-        self.0.as_ref().map_or(BYTES_PER_TOKEN, |learned| learned.prompts.lock().within(BYTES_BOUNDS))
+    pub fn bytes_per_token(&self, tenant: &str) -> f64 {
+        self.of_tenant(tenant).map_or(BYTES_PER_TOKEN, |known| known.prompts.within(BYTES_BOUNDS))
     }
 
-    /// Input tokens that a form of so many bytes likely has: none until learned.
+    /// Expected input tokens of a form of this size: 0 until learned.
     #[must_use]
-    pub fn form_tokens(&self, bytes: u64) -> Tokens {
+    pub fn form_tokens(&self, tenant: &str, bytes: u64) -> Tokens {
         let Some(learned) = self.0.as_ref().filter(|_| bytes > 0) else { return Tokens::ZERO };
-        let forms = learned.forms.lock();
+        let own = self.of_tenant(tenant).map(|known| known.forms).filter(|forms| forms.under > 0.0);
+        let forms = own.unwrap_or_else(|| *learned.forms.lock());
         if forms.under > 0.0 { Tokens((bytes as f64 / forms.within(FORM_BOUNDS)).ceil() as u64) } else { Tokens::ZERO }
+    }
+
+    fn of_tenant(&self, tenant: &str) -> Option<TenantRatios> {
+        self.0.as_ref()?.tenants.lock().get(tenant).copied()
     }
 
     /// Output tokens per token event of this engine: 1 until learned.
@@ -126,23 +146,26 @@ impl ModelRatios {
     }
 }
 
-impl Default for Learned {
-    fn default() -> Self {
-        let guess = DecayedRatio { over: BYTES_PER_TOKEN * GUESS, under: GUESS };
-        Learned { prompts: Mutex::new(guess), forms: Mutex::default(), events: Mutex::default() }
-    }
-}
-
 impl Learned {
     /// Records that a response reported `input` tokens for a prompt of this size. Prompts with media, or of
     /// token ids only, are ignored because they say nothing about text.
-    pub fn prompt(&self, size: PromptSize, input: Tokens) {
+    pub fn prompt(&self, tenant: &str, size: PromptSize, input: Tokens) {
         let tokens = input.less(Tokens(size.token_ids)).0;
-        if size.form_bytes > 0 && tokens > 0 {
+        let (is_form, is_text) = (size.form_bytes > 0, size.bytes > 0 && !size.has_media);
+        if tokens == 0 || !is_form && !is_text {
+            return;
+        }
+        let mut tenants = self.tenants.lock();
+        if !tenants.contains_key(tenant) {
+            tenants.insert(tenant.into(), TenantRatios::default());
+        }
+        let Some(own) = tenants.get_mut(tenant) else { return };
+        if is_form {
+            own.forms.learn(size.form_bytes, tokens, FORM_BOUNDS);
             self.forms.lock().learn(size.form_bytes, tokens, FORM_BOUNDS);
         }
-        if size.bytes > 0 && tokens > 0 && !size.has_media {
-            self.prompts.lock().learn(size.bytes, tokens, BYTES_BOUNDS);
+        if is_text {
+            own.prompts.learn(size.bytes, tokens, BYTES_BOUNDS);
         }
     }
 
@@ -211,9 +234,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const TENANT: &str = "acme";
+
     impl Ratios {
         fn learn_prompt(&self, model: &str, size: PromptSize, input: Tokens) {
-            self.of_answer(&ModelRatios(None), Some(model), false).unwrap().prompt(size, input);
+            self.of_answer(&ModelRatios(None), Some(model), false).unwrap().prompt(TENANT, size, input);
         }
 
         fn learn_events(&self, engine: &EngineId, model: &str, events: u64, output: Tokens) {
@@ -221,7 +246,7 @@ mod tests {
         }
 
         fn bytes_per_token(&self, model: &str) -> f64 {
-            self.of(Some(model)).bytes_per_token()
+            self.of(Some(model)).bytes_per_token(TENANT)
         }
 
         fn tokens_per_event(&self, engine: &EngineId, model: &str) -> f64 {
@@ -246,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_engines_report_becomes_the_ratio_of_that_model_only() {
+    fn reported_usage_changes_the_ratio_of_that_model_only() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
         for _ in 0..150 {
             ratios.learn_prompt("m", text(2000), Tokens(1000));
@@ -261,10 +286,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_form_costs_is_learned_from_forms() {
+    fn the_cost_of_a_form_is_learned_from_forms() {
         let ratios = Ratios::new();
         let form = |form_bytes| PromptSize { form_bytes, ..PromptSize::default() };
-        let tokens = |bytes| ratios.of(Some("m")).form_tokens(bytes).0;
+        let tokens = |bytes| ratios.of(Some("m")).form_tokens(TENANT, bytes).0;
         ratios.learn_prompt("m", text(2000), Tokens(1000));
         ratios.learn_prompt("m", form(0), Tokens(1000));
         ratios.learn_prompt("m", form(10), Tokens(1000));
@@ -272,6 +297,23 @@ mod tests {
         ratios.learn_prompt("m", form(300_000), Tokens(1500));
         assert_eq!((tokens(0), tokens(1), tokens(600_000)), (0, 1, 3000));
         assert!((ratios.bytes_per_token("m") - 3.8).abs() < 2.0, "text is another thing");
+    }
+
+    #[test]
+    fn what_one_tenant_teaches_changes_nothing_for_others() {
+        let ratios = Ratios::new();
+        let learned = ratios.of_answer(&ModelRatios(None), Some("m"), true).unwrap();
+        (0..1000).for_each(|_| learned.prompt("acme", text(600), Tokens(1000)));
+        (0..1000).for_each(|_| learned.prompt("globex", text(60_000), Tokens(1000)));
+        let known = ratios.of(Some("m"));
+        assert!(known.bytes_per_token("acme") < 0.7 && known.bytes_per_token("globex") > 59.0);
+        assert_eq!(known.bytes_per_token("initech"), 3.8);
+        let form = |form_bytes| PromptSize { form_bytes, ..PromptSize::default() };
+        learned.prompt("acme", form(200_000), Tokens(1000));
+        assert_eq!(known.form_tokens("initech", 200_000), Tokens(1000), "better than nothing");
+        learned.prompt("initech", form(100_000), Tokens(1000));
+        (0..1000).for_each(|_| learned.prompt("acme", form(2000), Tokens(1000)));
+        assert_eq!(known.form_tokens("initech", 200_000), Tokens(2000));
     }
 
     #[test]
@@ -297,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_a_few_lumps_teaches_nothing() {
+    fn a_response_in_a_few_batches_is_not_learned_from() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
         (0..1000).for_each(|_| ratios.learn_events(&engine, "m", 7, Tokens(120)));
         assert_eq!(ratios.tokens_per_event(&engine, "m"), 1.0);
@@ -305,7 +347,7 @@ mod tests {
 
     /// One response in four of an odd kind does not count for the others.
     #[test]
-    fn tokens_per_event_are_those_that_most_answers_reach() {
+    fn tokens_per_event_are_reached_by_most_responses() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
         for round in 0..1000 {
             ratios.learn_events(&engine, "m", 20, Tokens(if round % 4 == 0 { 20 } else { 1000 }));
@@ -318,7 +360,7 @@ mod tests {
         let ratios = Ratios::new();
         let learns = |name: &str, is_named| {
             ratios.of_answer(&ratios.of(Some(name)), Some(name), is_named).map(|learned| {
-                learned.prompt(text(2000), Tokens(1000));
+                learned.prompt(TENANT, text(2000), Tokens(1000));
             })
         };
         (0..NAMES).for_each(|number| learns(&format!("made-up-{number}"), false).unwrap());
@@ -354,7 +396,7 @@ mod tests {
         /// One response makes a later stream look at most as long as two or more of the last five
         /// justify.
         #[test]
-        fn no_answer_by_itself_does_anything_for_the_service(
+        fn no_single_response_improves_the_ratio(
             reports in proptest::collection::vec((8u64..200, 1u64..2_000), 0..100),
         ) {
             let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));

@@ -162,7 +162,7 @@ impl Sink for NoopSink {
 pub struct SyntaxError {
     /// Offset of the offending byte.
     pub at: usize,
-    /// What is wrong there.
+    /// The error.
     pub what: &'static str,
 }
 

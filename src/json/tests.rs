@@ -63,7 +63,7 @@ fn is_json(bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn a_document_is_told_with_places_and_depths() {
+fn tokens_are_reported_with_offsets_and_depths() {
     let (diary, ended) = told(&[br#" {"a\n":[1,-2.5e+3,"x\u00e9\ud83d\ude00"],"b":{"c":null}} "#]);
     assert_eq!(ended, Ok(()));
     let told: Vec<&str> = diary.lines.iter().map(String::as_str).collect();
@@ -88,7 +88,7 @@ fn a_document_is_told_with_places_and_depths() {
 }
 
 #[test]
-fn what_rfc_8259_does_not_know_is_broken() {
+fn deviations_from_rfc_8259_are_errors() {
     let broken: [&[u8]; 40] = [
         b"",
         b"   ",
@@ -140,7 +140,7 @@ fn what_rfc_8259_does_not_know_is_broken() {
 }
 
 #[test]
-fn what_only_some_readers_can_hold_is_json() {
+fn json_beyond_usual_ranges_is_accepted() {
     let digits = [b"9".repeat(100_000), b".0e-".to_vec(), b"7".repeat(1000)].concat();
     let whole: [&[u8]; 8] = [
         b"1e400",
@@ -158,7 +158,7 @@ fn what_only_some_readers_can_hold_is_json() {
 }
 
 #[test]
-fn lone_surrogates_are_told_where_no_text_can_hold_them() {
+fn lone_surrogates_are_reported() {
     let (diary, _) = told(&[br#"["\ud83d","a\ude00b","\ud83d\ud83d\ude00","\ud83dx","\ud83d\n"]"#]);
     let strings: Vec<&str> = diary.lines[1..6].iter().map(|l| &l[..l.rfind(' ').unwrap()]).collect();
     let heard: Vec<&str> = strings.iter().map(|l| &l[..l.rfind(' ').unwrap()]).collect();
@@ -190,7 +190,7 @@ fn ten_megabytes_of_brackets_cost_a_bit_each() {
 }
 
 #[test]
-fn a_skipped_subtree_is_checked_and_not_told() {
+fn a_skipped_subtree_is_checked_and_not_reported() {
     let mut diary = Diary { skip: Some("b"), ..Diary::default() };
     walk(br#"{"b":{"x":["y",1,true,{}]},"c":2}"#, &mut diary).unwrap();
     assert_eq!(diary.lines.len(), 7, "{:#?}", diary.lines);
@@ -286,7 +286,7 @@ proptest! {
     }
 
     #[test]
-    fn text_that_nobody_looks_at_can_still_be_decoded(
+    fn skipped_text_can_still_be_decoded(
         parts in proptest::collection::vec(("[ !#-\\[\\]-~é漢🌍]{0,90}", "([\\\\][\"\\\\/bfnrt]){0,5}"), 0..60),
         enough in 1usize..4,
     ) {
@@ -320,7 +320,7 @@ proptest! {
 }
 
 #[test]
-fn numbers_of_python_are_read_where_an_engine_wrote_them_and_nowhere_else() {
+fn python_numbers_are_read_in_engine_output_only() {
     for text in ["NaN", "[NaN]", "{\"a\":-Infinity,\"b\":Infinity}", "[ NaN , -1 ]"] {
         let strict = told(&[text.as_bytes()]);
         assert!(strict.1.is_err(), "{text}");

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_escape_is_seen_wherever_it_stands() {
+    fn an_escape_is_found_at_any_position() {
         for escape in
             [r"\n", r"\\", r#"\""#, r"\/", r"\t", r"\u00e9", r"\x", "\\\n", "\\", "\"", "\n", "é", r"\\\\\\n", r"\\\"]
         {

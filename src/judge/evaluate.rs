@@ -3,54 +3,13 @@
 use std::time::Duration;
 
 use crate::observe::{ClientLimited, Ending, Timeline};
-use crate::types::{Dialect, Tick, Tokens};
+use crate::types::Tick;
 
+use super::context::JudgeContext;
 use super::fault::{fault, not_judged};
 use super::objectives::{Objective, Objectives};
 use super::outcome::{Excluded, Missed, Outcome};
 use super::progress::{Progress, is_broken_at, itl_breaks, tpot_breaks, ttft_breaks, whole_deadline};
-
-/// What the gateway knows about a request beside its timeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JudgeContext {
-    /// Wire format of request and response.
-    pub dialect: Dialect,
-    /// Whether the path generates, or the settings list it under `judged_paths`.
-    pub judged_path: bool,
-    /// The largest output cap that the request states, per choice.
-    pub stated_cap: Option<Tokens>,
-    /// Whether the gateway lowered or inserted the output cap.
-    pub cap_lowered: bool,
-    /// Whether it is served beyond the tenant's own limit.
-    pub over_limit: bool,
-    /// Whether the client's own credential was forwarded to the engine.
-    pub credential_forwarded: bool,
-    /// Whether only a pattern of the routes matches the model and no engine of the pool has served it on
-    /// this path since start: an engine's 404 then means that the model does not exist.
-    pub model_unknown_to_pool: bool,
-    /// Whether the request names something stored on an engine, which a 404 may say does not exist.
-    pub names_stored: bool,
-    /// Whether a fallback pool answered because the request's own pool had no room.
-    pub is_away: bool,
-}
-
-impl JudgeContext {
-    /// The defaults: a judged path, nothing stated, nothing changed.
-    #[must_use]
-    pub const fn of(dialect: Dialect) -> Self {
-        JudgeContext {
-            dialect,
-            judged_path: dialect.generates(),
-            stated_cap: None,
-            cap_lowered: false,
-            over_limit: false,
-            credential_forwarded: false,
-            model_unknown_to_pool: false,
-            names_stored: false,
-            is_away: false,
-        }
-    }
-}
 
 /// State of one objective on one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,13 +27,16 @@ pub enum ObjectiveState {
 pub struct Verdict {
     /// How the request ended.
     pub outcome: Outcome,
+    /// The same against the class's own objectives, which differs only where the request has set targets of
+    /// its own. Overload levels go by it, because a request's targets must not cost other requests theirs.
+    pub by_class: Outcome,
     /// TTFT; `None` if the class has no such objective.
     pub ttft: Option<ObjectiveState>,
-    /// TPOT, likewise.
+    /// State of TPOT.
     pub tpot: Option<ObjectiveState>,
-    /// ITL, likewise.
+    /// State of ITL.
     pub itl: Option<ObjectiveState>,
-    /// E2E, likewise; includes an applied derived budget.
+    /// State of E2E, or of the derived budget if it applies.
     pub e2e: Option<ObjectiveState>,
 }
 
@@ -82,13 +44,21 @@ impl Verdict {
     /// An outcome without objectives.
     #[must_use]
     pub const fn bare(outcome: Outcome) -> Self {
-        Verdict { outcome, ttft: None, tpot: None, itl: None, e2e: None }
+        Verdict { outcome, by_class: outcome, ttft: None, tpot: None, itl: None, e2e: None }
+    }
+
+    /// The verdict against these objectives, and the outcome against those of the class.
+    fn against(objectives: &Objectives, judge: impl Fn(&Objectives) -> Verdict) -> Self {
+        let verdict = judge(objectives);
+        let of_class = objectives.of_class.as_deref();
+        Verdict { by_class: of_class.map_or(verdict.outcome, |class| judge(class).outcome), ..verdict }
     }
 
     fn excluded(reason: Excluded, objectives: &Objectives) -> Self {
         let blank = |objective: Option<Objective>| objective.map(|_| ObjectiveState::NotEvaluated);
         Verdict {
             outcome: Outcome::Excluded(reason),
+            by_class: Outcome::Excluded(reason),
             ttft: blank(objectives.ttft),
             tpot: blank(objectives.tpot),
             itl: blank(objectives.itl),
@@ -100,6 +70,10 @@ impl Verdict {
 /// Judges a relayed response.
 #[must_use]
 pub fn judge(timeline: &Timeline, objectives: &Objectives, case: &JudgeContext) -> Verdict {
+    Verdict::against(objectives, |objectives| judge_response(timeline, objectives, case))
+}
+
+fn judge_response(timeline: &Timeline, objectives: &Objectives, case: &JudgeContext) -> Verdict {
     let streamed = timeline.streamed && case.dialect.generates();
     if let Some(reason) = not_judged(streamed, objectives, case) {
         return Verdict::excluded(reason, objectives);
@@ -142,10 +116,10 @@ pub fn judge_refused(
 #[must_use]
 pub fn judge_left(progress: &Progress<'_>, objectives: &Objectives, case: &JudgeContext, at: Tick) -> Verdict {
     let streamed = progress.streamed && case.dialect.generates();
-    match not_judged(streamed, objectives, case) {
+    Verdict::against(objectives, |objectives| match not_judged(streamed, objectives, case) {
         Some(reason) if progress.is_uploaded => Verdict::excluded(reason, objectives),
         _ => Evaluation { progress: *progress, objectives, case, streamed }.left(at),
-    }
+    })
 }
 
 /// The inputs of one evaluation.
@@ -208,7 +182,8 @@ impl ObjectiveResults {
 
     fn verdict(self, outcome: Outcome) -> Verdict {
         let held = |state: Option<ObjectiveResult>| state.map(|weighed| weighed.held);
-        Verdict { outcome, ttft: held(self.ttft), tpot: held(self.tpot), itl: held(self.itl), e2e: held(self.e2e) }
+        let (ttft, tpot) = (held(self.ttft), held(self.tpot));
+        Verdict { outcome, by_class: outcome, ttft, tpot, itl: held(self.itl), e2e: held(self.e2e) }
     }
 }
 

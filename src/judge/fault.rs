@@ -2,7 +2,7 @@
 
 use crate::observe::{Ending, ResponseFormat, Timeline, TimeoutKind};
 
-use super::evaluate::JudgeContext;
+use super::context::JudgeContext;
 use super::objectives::Objectives;
 use super::outcome::{Excluded, Missed, Outcome};
 
@@ -56,7 +56,7 @@ pub(super) fn fault(timeline: &Timeline, case: &JudgeContext) -> Option<Outcome>
 pub const fn of_code(code: u16, case: &JudgeContext) -> Outcome {
     match code {
         429 | 503 | 529 => Outcome::Missed(Missed::UpstreamOverload),
-        400 | 401 | 403 | 404 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 if case.is_away => {
+        400 | 401 | 403 | 404 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 if case.served_by_fallback_pool => {
             Outcome::Missed(Missed::UpstreamOverload)
         }
         // The client's own body would have had another cap.

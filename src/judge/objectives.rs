@@ -1,5 +1,6 @@
 //! The objectives of a class.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::types::Tokens;
@@ -61,7 +62,7 @@ pub struct Assumption {
     pub output_tokens: Option<Quantiles>,
 }
 
-/// The objectives of a class, and how it is judged.
+/// Objectives of a class, and its rules of judging.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Objectives {
     /// Time to first token.
@@ -88,6 +89,8 @@ pub struct Objectives {
     pub assumed: Option<Assumption>,
     /// Expected output tokens of a request without a cap.
     pub default_output_tokens: Option<Tokens>,
+    /// The class's own objectives, where the request has set targets of its own.
+    pub of_class: Option<Arc<Objectives>>,
 }
 
 impl Default for Objectives {
@@ -106,12 +109,13 @@ impl Default for Objectives {
             window: Duration::from_secs(28 * 24 * 3600),
             assumed: None,
             default_output_tokens: None,
+            of_class: None,
         }
     }
 }
 
 impl Objectives {
-    /// Expected output where neither the request nor its class says anything.
+    /// Expected output if neither the request nor its class states one.
     pub const FALLBACK_OUTPUT: Tokens = Tokens(1024);
 
     /// Whether the class has no objectives.
@@ -137,8 +141,8 @@ impl Objectives {
         self.e2e.map(|objective| objective.threshold).or_else(|| self.derived_budget(n))
     }
 
-    /// The longest time from start after which a request can still keep its promise: to the first token, or
-    /// to the end at the expected length.
+    /// Longest time from start after which a request can still meet its objectives: to the first token, or to
+    /// the end at the expected length.
     #[must_use]
     pub fn longest(&self) -> Option<Duration> {
         let ttft = self.ttft.map(|objective| objective.threshold);
@@ -177,6 +181,11 @@ impl Objectives {
                 None => Some(Objective { threshold: asked, attainment: self.joint_target }),
             }
         };
-        Objectives { ttft: pick(self.ttft, ttft), tpot: pick(self.tpot, tpot), ..self.clone() }
+        Objectives {
+            ttft: pick(self.ttft, ttft),
+            tpot: pick(self.tpot, tpot),
+            of_class: Some(Arc::new(self.clone())),
+            ..self.clone()
+        }
     }
 }

@@ -10,7 +10,7 @@ macro_rules! reasons {
             /// Every reason, in the order of the documentation.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
-            /// How many there are.
+            /// The number of reasons.
             pub const COUNT: usize = Self::ALL.len();
 
             /// The label value.

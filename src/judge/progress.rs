@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::observe::{Choice, ClientLimited, Timeline};
 use crate::types::{Tick, Tokens};
 
-use super::evaluate::JudgeContext;
+use super::context::JudgeContext;
 use super::objectives::{Objectives, TtftCounts};
 
 /// The state of a request at some moment.

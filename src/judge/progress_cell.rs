@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::observe::Choice;
 use crate::types::{ClientState, Tick};
 
-use super::evaluate::JudgeContext;
+use super::context::JudgeContext;
 use super::fault::not_judged;
 use super::objectives::Objectives;
 use super::progress::{Progress, is_broken_at, ttft_breaks};
@@ -40,9 +40,9 @@ impl Default for ProgressCell {
 }
 
 impl ProgressCell {
-    /// No token yet. What is not broken by the moment at which this client stops reading is its own
-    /// doing, but for a first token that has not come. Asked of the client itself: nobody drives a
-    /// relay whose bytes are refused.
+    /// A response without a token yet. Objectives still unbroken when the client stops reading are not the
+    /// service's fault, except for a missing first token. The client state is asked directly, because a relay
+    /// whose client does not read is not polled.
     #[must_use]
     pub fn set_client(client: ClientState) -> Self {
         ProgressCell(Arc::new(Inner {
@@ -88,8 +88,8 @@ impl ProgressCell {
         self.0.is_finished.store(is_finished, Ordering::Relaxed);
     }
 
-    /// Whether a client that left at `at` would make a late cancel of it (`canceled_late`): a request
-    /// that stands as `waiting` says but for its tokens, and has `choices` choices.
+    /// Whether a leave at `at` is a late cancel (`canceled_late`), for a request in the state `waiting`
+    /// except for its tokens, with `choices` choices.
     #[must_use]
     pub fn is_overdue(
         &self,

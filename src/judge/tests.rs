@@ -180,7 +180,7 @@ fn a_stream_without_any_token_but_with_a_reason_is_judged_by_its_finish() {
 }
 
 #[test]
-fn c19_one_event_with_everything_answers_to_the_derived_budget() {
+fn c19_one_event_with_all_tokens_is_judged_by_the_derived_budget() {
     let verdict = judge(&stream(&[400], 20), &chat(), &CASE);
     assert_eq!(verdict.outcome, MET);
     assert_eq!((verdict.tpot, verdict.e2e), (Some(ObjectiveState::NotEvaluated), Some(ObjectiveState::Held)));
@@ -198,7 +198,7 @@ fn c19_one_event_with_everything_answers_to_the_derived_budget() {
 }
 
 #[test]
-fn c19_a_whole_answer_answers_to_the_derived_budget() {
+fn c19_a_json_response_is_judged_by_the_derived_budget() {
     assert_eq!(outcome(&whole(1400, 20), &chat()), MET);
     assert_eq!(outcome(&whole(1450, 20), &chat()), MET);
     let late = judge(&whole(1500, 20), &chat(), &CASE);
@@ -250,7 +250,7 @@ fn the_worst_choice_counts() {
 }
 
 #[test]
-fn of_several_slow_choices_the_one_that_ended_first_says_when_tpot_broke() {
+fn tpot_breaks_at_the_first_end_of_several_slow_choices() {
     let mut two = stream(&[100, 900], 2);
     two.choices.push(Choice { index: 1, last_token: Some(at(400)), ..two.choices[0].clone() });
     let objectives = |e2e| Objectives { e2e: objective(e2e), ..chat() };
@@ -259,7 +259,7 @@ fn of_several_slow_choices_the_one_that_ended_first_says_when_tpot_broke() {
 }
 
 #[test]
-fn the_objective_that_broke_first_is_the_reason_and_each_one_is_told() {
+fn the_objective_that_broke_first_is_the_reason_and_each_is_counted() {
     let objectives = Objectives { itl: objective(300), e2e: objective(1000), ..chat() };
     // TTFT breaks at 500, ITL at 900 (event at 600), E2E at 1000, TPOT at the last token.
     let moments = [600, 1500];
@@ -268,7 +268,7 @@ fn the_objective_that_broke_first_is_the_reason_and_each_one_is_told() {
     let broken = Some(ObjectiveState::Broken);
     assert_eq!(
         verdict,
-        Verdict { outcome: missed(Missed::Ttft), ttft: broken, tpot: broken, itl: broken, e2e: broken }
+        Verdict { ttft: broken, tpot: broken, itl: broken, e2e: broken, ..Verdict::bare(missed(Missed::Ttft)) }
     );
     let in_time = [400, 1500];
     let without_ttft = with_itl(stream(&in_time, 2), &objectives, &in_time);
@@ -290,7 +290,7 @@ fn a_class_without_objectives_is_met_by_finishing() {
 // Non-streaming responses.
 
 #[test]
-fn a_whole_answer_is_judged_by_its_e2e_objective_where_there_is_one() {
+fn a_non_streaming_response_is_judged_by_its_e2e_objective_if_any() {
     assert_eq!(outcome(&whole(20_000, 9), &agent()), MET);
     assert_eq!(outcome(&whole(20_001, 9), &agent()), missed(Missed::E2e));
     let both = Objectives { e2e: objective(20_000), ..chat() };
@@ -298,7 +298,7 @@ fn a_whole_answer_is_judged_by_its_e2e_objective_where_there_is_one() {
 }
 
 #[test]
-fn without_a_budget_or_by_the_class_whole_answers_are_excluded_however_they_end() {
+fn without_a_budget_or_by_the_class_non_streaming_responses_are_excluded() {
     let only_ttft = Objectives { tpot: None, ..chat() };
     let by_choice = Objectives { non_streaming: NonStreaming::Excluded, ..chat() };
     let nothing = Objectives { non_streaming: NonStreaming::Excluded, ..Objectives::default() };
@@ -322,7 +322,7 @@ fn embeddings_on_a_judged_path_have_the_budget_of_one_token() {
 }
 
 #[test]
-fn a_whole_answer_without_output_and_without_a_reason_is_empty() {
+fn a_non_streaming_response_without_output_and_reason_is_empty() {
     let nothing = Timeline { has_output: false, has_finish_reason: false, choices: vec![], ..whole(100, 0) };
     assert_eq!(outcome(&nothing, &chat()), missed(Missed::Empty));
     assert_eq!(outcome(&Timeline { has_finish_reason: true, ..nothing.clone() }, &chat()), MET);
@@ -436,7 +436,8 @@ fn every_status_of_an_engine_has_its_row() {
         [400, 422, 413].map(|status| of(status, &capped)),
         [missed(UpstreamError), missed(UpstreamError), excluded(InvalidRequest)]
     );
-    let away = JudgeContext { is_away: true, credential_forwarded: true, model_unknown_to_pool: true, ..CASE };
+    let away =
+        JudgeContext { served_by_fallback_pool: true, credential_forwarded: true, model_unknown_to_pool: true, ..CASE };
     for status in [400, 401, 403, 404, 409, 411, 413, 414, 415, 422, 431, 501] {
         assert_eq!(of(status, &away), missed(UpstreamOverload), "{status}");
     }
@@ -501,7 +502,7 @@ fn limits_drain_and_panics_have_their_reasons() {
 }
 
 #[test]
-fn c58_what_cannot_be_read_is_a_miss_also_if_the_client_leaves() {
+fn c58_an_unparseable_response_is_a_miss_even_if_the_client_leaves() {
     for ending in [Ending::Clean, Ending::Left] {
         let coded = Timeline { unparseable: true, reader: ResponseFormat::Coded, ..cut(&[], 0, ending, 100) };
         assert_eq!(outcome(&coded, &chat()), missed(Missed::Unparseable));
@@ -509,7 +510,7 @@ fn c58_what_cannot_be_read_is_a_miss_also_if_the_client_leaves() {
 }
 
 #[test]
-fn on_a_failed_request_each_objective_counts_as_far_as_it_had_come() {
+fn on_a_failed_request_each_objective_counts_as_far_as_reached() {
     let objectives = Objectives { itl: objective(300), e2e: objective(1000), ..chat() };
     let verdict = |timeline: &Timeline| {
         let verdict = judge(timeline, &objectives, &CASE);
@@ -542,7 +543,7 @@ fn on_an_excluded_request_no_objective_counts() {
 // Clients that leave.
 
 #[test]
-fn c54_a_cancel_before_anything_broke_is_the_clients_and_a_late_one_is_ours() {
+fn c54_a_cancel_before_a_broken_objective_is_excluded_and_a_late_one_is_missed() {
     assert_eq!(outcome(&cut(&[], 0, Ending::Left, 100), &chat()), excluded(Excluded::ClientCancel));
     assert_eq!(outcome(&cut(&[], 0, Ending::Left, 500), &chat()), excluded(Excluded::ClientCancel));
     assert_eq!(outcome(&cut(&[], 0, Ending::Left, 2000), &chat()), missed(Missed::CanceledLate));
@@ -569,7 +570,7 @@ fn a_leave_from_a_slow_stream_is_late_once_two_token_events_have_come() {
 }
 
 #[test]
-fn a_leave_behind_a_late_first_token_or_the_e2e_threshold_is_late() {
+fn a_leave_after_a_late_first_token_or_the_e2e_threshold_is_late() {
     assert_eq!(outcome(&cut(&[600], 1, Ending::Left, 610), &chat()), missed(Missed::CanceledLate));
     assert_eq!(outcome(&cut(&[], 0, Ending::Left, 20_000), &agent()), excluded(Excluded::ClientCancel));
     assert_eq!(outcome(&cut(&[], 0, Ending::Left, 20_001), &agent()), missed(Missed::CanceledLate));
@@ -589,7 +590,7 @@ fn a_choice_that_has_finished_no_longer_waits() {
 }
 
 #[test]
-fn a_whole_answer_that_is_left_answers_to_the_output_that_could_be_expected() {
+fn a_non_streaming_response_that_is_left_is_held_to_the_expected_output() {
     let left = |end, objectives: &Objectives, case: &JudgeContext| {
         let timeline = Timeline { finish: None, ending: Ending::Left, choices: vec![], ..whole(end, 0) };
         judge(&timeline, objectives, case).outcome
@@ -651,7 +652,7 @@ fn a_client_that_does_not_read_is_excluded_whatever_else_would_have_held() {
 }
 
 #[test]
-fn what_was_broken_before_the_client_stopped_reading_stays_a_miss() {
+fn objectives_broken_before_the_client_stopped_reading_stay_missed() {
     let late = limited(stream(&[600, 620], 40), &[600, 620], 40, 610);
     assert_eq!(outcome(&late, &chat()), missed(Missed::Ttft));
     let slow = limited(stream(&[100, 300, 320], 90), &[100, 300], 2, 310);
@@ -663,13 +664,13 @@ fn what_was_broken_before_the_client_stopped_reading_stays_a_miss() {
 }
 
 #[test]
-fn a_leave_behind_the_finish_of_an_answer_that_was_not_read_is_no_cancel() {
+fn a_leave_after_the_finish_of_an_unread_response_is_no_cancel() {
     let left = Timeline { ending: Ending::Left, ..stream(&[600, 620], 40) };
     assert_eq!(outcome(&limited(left, &[600], 1, 610), &chat()), missed(Missed::Ttft));
 }
 
 #[test]
-fn a_whole_answer_whose_client_does_not_read_has_no_ttft_to_be_late_with() {
+fn a_non_streaming_response_whose_client_does_not_read_has_no_ttft() {
     let verdict = judge(&limited(whole(60_000, 20), &[], 0, 700), &chat(), &CASE);
     assert_eq!(
         (verdict.outcome, verdict.ttft),
@@ -686,7 +687,7 @@ fn a_whole_answer_whose_client_does_not_read_has_no_ttft_to_be_late_with() {
 }
 
 #[test]
-fn without_what_its_class_counts_a_stream_that_was_not_read_is_judged_by_its_finish() {
+fn an_unread_stream_without_the_counted_token_is_judged_by_its_finish() {
     let visible = Objectives { ttft_counts: TtftCounts::FirstVisibleToken, ..chat() };
     for (finish, expected) in [(450, excluded(Excluded::ClientLimited)), (600, missed(Missed::Ttft))] {
         let mut reasoning = stream(&[200, finish], 100);
@@ -697,7 +698,7 @@ fn without_what_its_class_counts_a_stream_that_was_not_read_is_judged_by_its_fin
 }
 
 #[test]
-fn ttft_is_judged_also_behind_the_moment_at_which_the_client_stopped_reading() {
+fn ttft_is_judged_even_after_the_client_stopped_reading() {
     let late = limited(stream(&[900, 920], 40), &[], 0, 200);
     assert_eq!(outcome(&late, &chat()), missed(Missed::Ttft));
     let in_time = limited(stream(&[450, 470], 40), &[], 0, 200);
@@ -741,7 +742,7 @@ fn beyond_the_tenants_limit_everything_is_rate_limited_however_it_ends() {
 }
 
 #[test]
-fn a_refusal_keeps_its_reason_and_counts_what_had_broken() {
+fn a_rejection_keeps_its_reason_and_counts_broken_objectives() {
     let waiting = Progress::waiting(at(0), true, true);
     let shed = judge_refused(missed(Missed::Shed), &waiting, &chat(), &CASE, at(700));
     assert_eq!(
@@ -772,6 +773,21 @@ fn targets_of_a_request_tighten_and_only_by_permission_loosen() {
 }
 
 #[test]
+fn targets_of_a_request_leave_what_its_class_makes_of_it() {
+    let own = chat().with_targets(Some(ms(100)), None, false);
+    let of = |verdict: Verdict| (verdict.outcome, verdict.by_class);
+    let answered = stream(&[300, 320], 2);
+    assert_eq!(of(judge(&answered, &own, &CASE)), (missed(Missed::Ttft), Outcome::Met));
+    assert_eq!(of(judge(&answered, &chat(), &CASE)), (Outcome::Met, Outcome::Met));
+    let late = stream(&[600, 620], 2);
+    assert_eq!(of(judge(&late, &own, &CASE)), (missed(Missed::Ttft), missed(Missed::Ttft)));
+    let waiting = Progress::waiting(at(0), true, true);
+    let left = |objectives, moment| of(judge_left(&waiting, objectives, &CASE, at(moment)));
+    assert_eq!(left(&own, 300), (missed(Missed::CanceledLate), excluded(Excluded::ClientCancel)));
+    assert_eq!(left(&own, 600), (missed(Missed::CanceledLate), missed(Missed::CanceledLate)));
+}
+
+#[test]
 fn budgets_never_overflow() {
     assert!(chat().derived_budget(u64::MAX).unwrap() > Duration::from_secs(1 << 30));
     assert_eq!(chat().derived_budget(0), chat().derived_budget(1));
@@ -780,7 +796,7 @@ fn budgets_never_overflow() {
 }
 
 #[test]
-fn the_pulse_of_a_stream_tells_when_it_is_overdue() {
+fn the_progress_cell_of_a_stream_shows_when_it_is_overdue() {
     let waiting = Progress::waiting(at(0), true, true);
     let progress_cell = ProgressCell::default();
     let overdue =
@@ -800,7 +816,7 @@ fn the_pulse_of_a_stream_tells_when_it_is_overdue() {
 }
 
 #[test]
-fn what_is_not_judged_is_never_overdue() {
+fn unjudged_requests_are_never_overdue() {
     let waiting = Progress::waiting(at(0), true, true);
     let overdue = |waiting: &Progress<'_>, objectives: &Objectives, case: &JudgeContext| {
         ProgressCell::default().is_overdue(waiting, objectives, case, 1, at(90_000))
@@ -815,7 +831,7 @@ fn what_is_not_judged_is_never_overdue() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_first_token() {
+fn a_client_that_does_not_read_is_overdue_by_earlier_breaks_and_its_first_token() {
     let waiting = Progress::waiting(at(0), true, true);
     let overdue =
         |progress_cell: &ProgressCell, moment| progress_cell.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
@@ -971,7 +987,7 @@ proptest! {
     /// Reasons and states agree for every timeline: met has nothing broken, an objective's
     /// reason is a broken one, excluded has nothing evaluated.
     #[test]
-    fn every_answer_has_an_outcome_that_fits_its_objectives(
+    fn every_response_has_an_outcome_that_fits_its_objectives(
         objectives in any_objectives(), moments in any_moments(), tokens in 0_u64..40, ending in any_ending(),
         wait in 0_u64..3000, status in prop_oneof![4 => Just(200_u16), 1 => 100_u16..600], finished in any::<bool>(),
         error in prop::option::weighted(0.2, (400_u16..600, any::<bool>())), unparseable in prop::bool::weighted(0.1),

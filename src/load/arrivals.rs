@@ -40,7 +40,7 @@ pub enum ArrivalProcess {
 /// Why an arrival process cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum InvalidArrivals {
-    /// A burstiness that is no positive number.
+    /// A burstiness that is not a positive number.
     #[error("a burstiness of {0} describes no arrivals; give a number above 0 (1 is Poisson, 0.25 is bursty)")]
     Burstiness(f64),
     /// Too few timestamps.
@@ -54,7 +54,7 @@ pub enum InvalidArrivals {
         /// Its value, in seconds.
         at: f64,
     },
-    /// A timestamp that is no number.
+    /// A timestamp that is not a number.
     #[error("timestamp {0} of the trace is not a finite number")]
     NotFinite(usize),
 }

@@ -20,7 +20,7 @@ use crate::types::Tick;
 /// Idle time after which a connection is not used again: uvicorn and llama.cpp close theirs at 5 s.
 const IDLE: Duration = Duration::from_secs(4);
 
-/// Longest answer that is read as a whole, in bytes.
+/// Longest response that is read as a whole, in bytes.
 const LONGEST_ANSWER: usize = 16 << 20;
 
 /// A request with its whole body.
@@ -73,8 +73,8 @@ impl LoadConnections {
         &self.target
     }
 
-    /// Sends a request, and returns the head of its response. A connection that was kept and turns out to be
-    /// closed before a byte came is replaced by a fresh one: that is no failure of the service.
+    /// Sends a request and returns the head of its response. A kept connection that turns out to be closed
+    /// before any response byte is replaced by a fresh one, because that is no failure of the service.
     pub async fn send(
         self: &Arc<Self>,
         request: impl Fn() -> FullRequest,
@@ -93,7 +93,7 @@ impl LoadConnections {
         Ok((response, connection))
     }
 
-    /// Sends one request on a connection of its own, and reads its whole answer, as far as [`LONGEST_ANSWER`].
+    /// Sends one request on its own connection, and reads the response up to [`LONGEST_ANSWER`].
     pub async fn ask(&self, request: FullRequest) -> Result<(http::StatusCode, Bytes), NoResponse> {
         let mut connection = self.open().await?;
         let response = connection.sender.send_request(request).await.map_err(|error| NoResponse::http(&error))?;

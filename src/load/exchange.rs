@@ -32,7 +32,7 @@ const REASON: &str = "x-goodput-reason";
 /// Value of [`REASON`] where the tenant's own limit refuses.
 const OVER_LIMIT: &str = "rate_limit_exceeded";
 
-/// What the requests of a run share.
+/// State shared by the requests of a run.
 pub(super) struct LoadShared {
     pub clock: Clock,
     pub connections: Arc<LoadConnections>,
@@ -43,7 +43,7 @@ pub(super) struct LoadShared {
     pub origin: Tick,
     /// Name of the service, under which `ratios` are kept.
     pub engine: EngineId,
-    /// Tokens per event, learned from answers with usage for answers without.
+    /// Tokens per event, learned from responses with usage for those without.
     pub ratios: Ratios,
     /// Shapes of events that came before.
     pub templates: Arc<TemplateCache>,
@@ -80,13 +80,13 @@ impl ClassHeads {
     }
 }
 
-/// What ends a wait for the service.
+/// Ends of a wait for the service.
 enum GiveUp {
     /// A limit of the class, or of the run's drain.
     Limit(TimeoutKind),
     /// The client disconnects: planned, or the run was aborted.
     Leave,
-    /// The answer is finished, and its body did not end.
+    /// The response is finished, but its body did not end.
     Over,
 }
 
@@ -107,7 +107,7 @@ impl ExchangeLimits {
         all.into_iter().flatten().fold(self.total, Tick::min)
     }
 
-    /// What is due at `now`; the earliest of several.
+    /// The earliest limit due at `now`.
     fn due(&self, now: Tick) -> Option<GiveUp> {
         let limits = [
             (self.over, GiveUp::Over),
@@ -220,7 +220,7 @@ impl LoadExchange {
         }
     }
 
-    /// Waits for the next limit; `None`: an objective broke that nobody has been told of.
+    /// Waits for the next limit; `None`: an objective broke that was not reported yet.
     async fn wait(&mut self) -> Option<GiveUp> {
         loop {
             let clock = self.shared.clock;
@@ -271,7 +271,7 @@ impl LoadExchange {
         record.judged(&verdict);
     }
 
-    /// Watches the answer to its end, and judges it.
+    /// Observes the response to its end, and judges it.
     async fn watch(&mut self, response: Response<Incoming>, connection: LoadConnection, record: &mut LoadRecord) {
         let (head, mut body) = response.into_parts();
         let reason = head.headers.get(REASON).and_then(|reason| reason.to_str().ok());
@@ -281,7 +281,7 @@ impl LoadExchange {
         let mut seen = self.observer(head.status.as_u16(), reader);
         let idle = self.class().timeouts.idle;
         if reader != ResponseFormat::Events {
-            // No token will tell that it goes on: from its head on silence is what counts.
+            // No token event will come, so the idle limit runs from the head.
             self.limits.first_token = None;
             self.limits.idle = Some(self.shared.clock.now() + idle);
         }

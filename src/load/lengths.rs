@@ -1,4 +1,4 @@
-//! Lengths of prompts and answers: fitted, recorded, and how the two go together. Pure.
+//! Distributions of prompt and output lengths: fitted, recorded, correlated. Pure.
 
 use rand::Rng;
 use rand_distr::{Distribution, StandardNormal};
@@ -25,7 +25,7 @@ pub enum TokenLengths {
     Recorded {
         /// Name of the file.
         name: String,
-        /// What it is like, for the summary.
+        /// Its shape, for the summary.
         shape: LengthShape,
         /// Ascending; not written to the summary.
         #[serde(skip)]
@@ -33,7 +33,7 @@ pub enum TokenLengths {
     },
 }
 
-/// What recorded lengths are like.
+/// Shape of recorded lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LengthShape {
     /// How many there are.
@@ -90,10 +90,9 @@ pub enum InvalidLengths {
 }
 
 impl TokenLengths {
-    /// Log-normal lengths; a single one where the quantiles are equal.
+    /// Log-normal lengths; a constant if the quantiles are equal.
     ///
-    /// # Errors
-    /// Quantiles that are no lengths, or the wrong way around.
+    /// # Errors Quantiles that are not lengths, or in the wrong order.
     pub fn lognormal(p50: f64, p95: f64) -> Result<Self, InvalidLengths> {
         for quantile in [p50, p95] {
             if !quantile.is_finite() || quantile < 1.0 {
@@ -122,14 +121,14 @@ impl TokenLengths {
         }
     }
 
-    /// The length that a standard normal score stands for: the quantile of the same probability.
+    /// The length at a standard normal score: the quantile of the same probability.
     #[must_use]
     pub fn of_score(&self, score: f64) -> u64 {
         match self {
             TokenLengths::Fixed { tokens } => (*tokens).max(1),
             TokenLengths::Lognormal { p50, p95 } => {
                 let sigma = (p95 / p50).ln() / z_of(0.95);
-                // A cast of what is beyond the range saturates.
+                // Casts saturate beyond the range.
                 ((p50.ln() + sigma * score).exp().round() as u64).max(1)
             }
             TokenLengths::Recorded { sorted, .. } => {
@@ -154,7 +153,7 @@ impl TokenLengths {
     }
 }
 
-/// Prompt and answer lengths of one class of requests.
+/// Prompt and output lengths of one class of requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LengthModel {
@@ -172,9 +171,9 @@ pub enum LengthModel {
     Pairs {
         /// Name of the trace.
         name: String,
-        /// What its prompts are like, for the summary.
+        /// Shape of its prompts, for the summary.
         input: LengthShape,
-        /// What its answers are like.
+        /// Shape of its outputs, for the summary.
         output: LengthShape,
         /// Prompt and output tokens; not written to the summary.
         #[serde(skip)]

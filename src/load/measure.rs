@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::judge::Objectives;
 use crate::types::Tick;
 
-/// Where a run stands, for whoever watches.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RunStanding {
     /// Seconds since it began.
@@ -26,7 +26,7 @@ pub struct RunStanding {
     pub missed: u64,
 }
 
-/// What a run is made of, whatever its rate.
+/// Settings of a run, apart from its rate.
 pub struct RunSetting<'a> {
     /// Clock.
     pub clock: Clock,
@@ -56,7 +56,7 @@ pub struct FinishedRun {
 }
 
 impl RunSetting<'_> {
-    /// Makes a run. `interrupt` aborts it; `watch` is told where it stands.
+    /// Performs a run. `interrupt` aborts it; `watch` receives its progress.
     pub async fn measure(
         &self,
         next: NextRun,
@@ -126,8 +126,8 @@ fn seconds_since(start: Tick, clock: Clock) -> f64 {
     clock.now().since(start).as_secs_f64()
 }
 
-/// The goals of a workload's classes. Latency is watched by TTFT where the class has such an objective and its
-/// requests are streamed, else by E2E, else by whatever the class expects of a whole answer.
+/// The goals of a workload's classes. Latency is TTFT if the class has such an objective and its requests
+/// stream, else E2E, else the budget of a non-streaming response.
 #[must_use]
 pub fn goals_of(workload: &Workload) -> Vec<NamedGoal> {
     let total: f64 = workload.classes.iter().map(|class| class.weight).sum();

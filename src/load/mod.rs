@@ -18,6 +18,7 @@ pub mod probe;
 pub mod prompts;
 pub mod quantiles;
 mod record;
+pub mod replay;
 pub mod report;
 pub mod result;
 mod run;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::{Decision, Looks, Outcomes};
+use super::interval::{Decision, Looks, Outcomes, grows};
 use super::record::LoadRecord;
 use super::run::LoadEvent;
 use super::steady::{Trend, in_flight};
@@ -27,11 +27,12 @@ pub struct RunRule {
     pub standard_error: f64,
     /// Counted requests at the first look.
     pub first_look: u64,
-    /// Shortest warm-up, in seconds. It goes on until 1.5 times the median duration of a request has passed.
+    /// Shortest warm-up, in seconds. It continues until 1.5 times the median duration of a request has
+    /// passed.
     pub warm_up_seconds: f64,
     /// Shortest counted stretch, in seconds.
     pub min_seconds: f64,
-    /// Length of warm-up and counted stretch together at which the run ends as it stands, in seconds.
+    /// Length of warm-up and counted period together at which the run is ended, in seconds.
     pub max_seconds: f64,
 }
 
@@ -49,7 +50,7 @@ impl Default for RunRule {
     }
 }
 
-/// What a run is held against, for each class.
+/// Targets of a run, for each class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassGoal {
     /// Share of requests that must keep all objectives.
@@ -62,25 +63,25 @@ pub struct ClassGoal {
     pub weight: f64,
 }
 
-/// Samples of many bursts may be worth as little as one in so many; longer runs are not planned.
+/// Most samples per effective one to plan for: samples of long bursts may be worth very little.
 const MOST_PER_EFFECTIVE: u64 = 16;
 
 /// Warm-up, in multiples of the median duration of a request.
 const DURATIONS_OF_WARM_UP: f64 = 1.5;
 
-/// Requests that must have ended before a warm-up ends by itself.
+/// Requests that must have ended before a warm-up can end by itself.
 const ENDED_IN_WARM_UP: usize = 5;
 
-/// The warm-up ends after so many times its shortest length, if hardly anything ends.
+/// The warm-up ends after this multiple of its shortest length, if hardly any request ends.
 const LONGEST_WARM_UP: f64 = 6.0;
 
 /// Requests in a row that no connection could be had for, after which the service counts as gone.
 const GONE_AFTER: usize = 20;
 
-/// Change of requests in flight below which nobody calls a run unsteady.
+/// Change of requests in flight that does not make a run unsteady.
 const FEW_IN_FLIGHT: f64 = 2.0;
 
-/// Change of latency, as a share of its threshold, below which nobody does.
+/// Change of latency, as a share of its threshold, that does not make a run unsteady.
 const LITTLE_LATENCY: f64 = 0.1;
 
 /// How a run ended.
@@ -100,7 +101,7 @@ pub enum RunVerdict {
     Partial,
 }
 
-/// What the run's loop is to do.
+/// Next step of the run's loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunStep {
     /// Go on.
@@ -111,7 +112,7 @@ pub enum RunStep {
     Gone,
 }
 
-/// The counted stretch of a run, and what it says.
+/// The counted period of a run, and its result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunConclusion {
     /// Verdict.
@@ -178,7 +179,7 @@ pub struct RunMonitor {
     durations: Vec<f64>,
     /// Requests in a row, the last ones that ended, without a connection.
     unreachable: usize,
-    /// The time is up: what has arrived by then is what counts.
+    /// The time is up: requests that arrived by then count.
     last: Option<(usize, f64)>,
     conclusion: Option<RunConclusion>,
 }
@@ -209,7 +210,7 @@ impl RunMonitor {
         }
     }
 
-    /// Takes what the run tells at `now`, and says how to go on.
+    /// Takes an event of the run at `now`, and returns the next step.
     pub fn note(&mut self, event: &LoadEvent, now: f64) -> RunStep {
         match event {
             LoadEvent::Sent { number, class, at } => {
@@ -314,8 +315,12 @@ impl RunMonitor {
         let Some((last, _)) = judged.take(size as usize).last() else { return false };
         let to = from + last + 1;
         let all = self.outcomes(from, to);
-        let decisions: Vec<Decision> =
-            all.iter().zip(&self.goals).map(|(seen, goal)| self.looks.decide(seen, goal.target)).collect();
+        let is_overrun = self.is_overrun(from, to);
+        let decide = |(seen, goal): (&Outcomes, &ClassGoal)| match self.looks.decide(seen, goal.target) {
+            Decision::Open if is_overrun && seen.attainment() < goal.target => Decision::Below,
+            decision => decision,
+        };
+        let decisions: Vec<Decision> = all.iter().zip(&self.goals).map(decide).collect();
         let fails = decisions.contains(&Decision::Below);
         let clears = decisions.iter().all(|decision| *decision == Decision::Above);
         let is_precise = all.iter().zip(&self.goals).all(|(seen, goal)| seen.effective() >= needed(&self.rule, goal));
@@ -325,7 +330,7 @@ impl RunMonitor {
         let (open, latency) = self.trends(from, to, from_seconds);
         let moves = self.moves(open, latency);
         if moves && !fails && now < self.rule.max_seconds {
-            // Perhaps it has not settled yet: the first half of what was counted becomes warm-up.
+            // The run may not have settled yet: the first half of the counted period becomes warm-up.
             let middle = from_seconds.midpoint(now);
             let number = self.requests.partition_point(|watched| watched.at < middle);
             self.count_from(number, middle);
@@ -344,7 +349,7 @@ impl RunMonitor {
         true
     }
 
-    /// The run as it stands, up to a request.
+    /// The result of the run so far, up to a request.
     fn so_far(&self, to: usize, to_seconds: f64) -> RunConclusion {
         let (from, from_seconds) = self.counted.unwrap_or((0, 0.0));
         let (in_flight, latency) = self.trends(from, to, from_seconds);
@@ -352,8 +357,8 @@ impl RunMonitor {
         RunConclusion { verdict, is_decided, from, to, from_seconds, to_seconds, in_flight, latency }
     }
 
-    /// What the run says once it has drained; `is_whole`: it was neither interrupted, nor did the service
-    /// go away.
+    /// The result of the run after its drain; `is_whole`: it was not interrupted, and the service did not
+    /// fail.
     #[must_use]
     pub fn finish(self, end: f64, is_whole: bool) -> RunConclusion {
         let found = self.conclusion.unwrap_or_else(|| self.so_far(self.requests.len(), end));
@@ -400,6 +405,20 @@ impl RunMonitor {
         watched.latency / self.goals[watched.class].threshold.as_secs_f64().max(1e-9)
     }
 
+    /// Whether more came than went in a stretch of the run, beyond chance.
+    fn is_overrun(&self, from: usize, to: usize) -> bool {
+        let (Some(first), Some(last)) = (self.requests.get(from), self.requests.get(to.wrapping_sub(1))) else {
+            return false;
+        };
+        let open = |upto: usize, at: f64| self.requests[..upto].iter().filter(|other| other.end > at).count() as f64;
+        let growth = open(to, last.at) - open(from, first.at);
+        let gaps: Vec<f64> = self.requests[from..to].windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len().max(1) as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len().max(1) as f64;
+        let variation = if mean > 0.0 { variance / (mean * mean) } else { 1.0 };
+        grows(growth, (to - from) as f64, variation, self.looks.confidence())
+    }
+
     fn moves(&self, open: Option<Trend>, latency: Option<Trend>) -> bool {
         open.is_some_and(|trend| trend.is_moving(FEW_IN_FLIGHT))
             || latency.is_some_and(|trend| trend.is_moving(LITTLE_LATENCY))
@@ -411,9 +430,12 @@ fn needed(rule: &RunRule, goal: &ClassGoal) -> f64 {
     super::interval::samples_for(goal.target, rule.standard_error) as f64
 }
 
-/// TTFT where the class has such an objective, else E2E; infinite where it was not reached.
+/// TTFT if the class has such an objective, else E2E; infinite if it was not reached.
 #[must_use]
 pub fn latency_of(record: &LoadRecord, goal: &ClassGoal) -> f64 {
     let latency = if goal.is_ttft { record.ttft_seconds.or(record.e2e_seconds) } else { record.e2e_seconds };
     latency.unwrap_or(f64::INFINITY)
 }
+
+#[cfg(test)]
+mod tests;

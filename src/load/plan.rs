@@ -28,7 +28,7 @@ pub struct PlannedRequest {
     pub input_tokens: Option<u64>,
     /// Output cap that the body states.
     pub output_cap: Option<Tokens>,
-    /// The client disconnects this long after `at`, if the answer has not ended by then.
+    /// The client disconnects this long after `at`, unless the response has ended.
     pub leaves_after: Option<Duration>,
     /// Number of the planner's own, such as the line of a trace; copied into the record.
     pub tag: u64,

@@ -1,7 +1,7 @@
 //! Limits of the server scenario of MLPerf Inference, as classes. Pure.
 //!
-//! MLPerf asks for the 99th percentile of TTFT and that of TPOT, one by one. Here both must hold on the same request for
-//! 99 of 100 requests: who passes passes there, too, and not the other way around.
+//! MLPerf requires the 99th percentiles of TTFT and of TPOT separately. Here both must hold on the same
+//! request for 99 of 100 requests, which is stricter.
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ use super::prompts::{PromptCalibration, PromptMaker};
 use super::workload::Workload;
 use crate::clock::Clock;
 
-/// Longest wait for the answer to a probe.
+/// Longest wait for the response to a probe.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Words of the probes.
@@ -28,7 +28,7 @@ const LONGEST_ERROR: usize = 300;
 /// Why a service cannot be measured.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// There was no answer.
+    /// No response.
     #[error("{0}")]
     Unreachable(String),
     /// It answered with an error.
@@ -41,12 +41,12 @@ pub enum ProbeError {
         /// The service's own words, shortened.
         error: String,
     },
-    /// The answer is no JSON object, or lacks what it should have.
+    /// The response is not a JSON object, or lacks a required member.
     #[error("{path} answered something else than the OpenAI API does: {what}")]
     Strange {
         /// Path of the probe.
         path: String,
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
 }
@@ -62,7 +62,7 @@ impl ProbeError {
     }
 }
 
-/// What a service said to the probes.
+/// Results of the probes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProbeAnswer {
     /// How words become tokens.
@@ -84,10 +84,9 @@ impl ServiceProbe {
         ServiceProbe { clock, connections: Arc::new(LoadConnections::new(clock, target.clone())) }
     }
 
-    /// The models that it lists.
+    /// The models that the service lists.
     ///
-    /// # Errors
-    /// It does not answer, or not with a list.
+    /// # Errors No response, or no list.
     pub async fn models(&self) -> Result<Vec<String>, ProbeError> {
         let path = "/v1/models";
         let target = self.connections.target();
@@ -98,11 +97,10 @@ impl ServiceProbe {
         Ok(models.iter().filter_map(|model| model["id"].as_str()).map(str::to_owned).collect())
     }
 
-    /// Sends a few prompts of known lengths, and learns from what the service says of them. `ignore_eos` is given up
-    /// where the service refuses it.
+    /// Sends a few prompts of known lengths, and calibrates by the reported usage. `ignore_eos` is disabled
+    /// if the service rejects it.
     ///
-    /// # Errors
-    /// It does not answer, or refuses.
+    /// # Errors No response, or a rejection.
     pub async fn calibrate(&self, workload: &Workload, seed: u64) -> Result<ProbeAnswer, ProbeError> {
         let plain = Workload { ignore_eos: false, ..workload.clone() };
         let first = self.probe(workload, PROBES[0], seed).await;
@@ -122,7 +120,7 @@ impl ServiceProbe {
         Ok(ProbeAnswer { calibration, takes_ignore_eos: asks.ignore_eos })
     }
 
-    /// Prompt tokens that the service reports for a prompt of so many words.
+    /// Prompt tokens that the service reports for a prompt of this many words.
     async fn probe(&self, workload: &Workload, words: u64, seed: u64) -> Result<Option<u64>, ProbeError> {
         let prompt = PromptMaker::new(PromptCalibration::default(), 0.0, 1, seed).prompt(words);
         let mut request = FullRequest::new(Full::new(workload.body(&prompt, 1, false)));
@@ -135,7 +133,7 @@ impl ServiceProbe {
         Ok(usage["prompt_tokens"].as_u64().or_else(|| usage["input_tokens"].as_u64()).filter(|tokens| *tokens > 0))
     }
 
-    /// Asks, and reads the answer's JSON object.
+    /// Sends a request, and reads the JSON object of the response.
     async fn ask(&self, path: &str, mut request: FullRequest, method: Method) -> Result<Value, ProbeError> {
         let strange = |what| ProbeError::Strange { path: path.to_owned(), what };
         let uri = format!("{}{path}", self.connections.target().address.base);
@@ -157,7 +155,7 @@ impl ServiceProbe {
     }
 }
 
-/// What an error says, shortened, on one line.
+/// The text of an error, shortened, on one line.
 fn words_of(body: &Bytes) -> String {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let places = [&value["error"]["message"], &value["error"], &value["message"], &value["detail"]];

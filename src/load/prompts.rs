@@ -11,6 +11,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
+use crate::trace::PromptBlocks;
+
 /// How words become tokens at the service under load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptCalibration {
@@ -67,6 +69,9 @@ pub struct PromptText {
 /// prompt's: a cache holds a prefix or nothing.
 const FRESH: usize = 12;
 
+/// Words of a recorded block that its hash names one by one.
+const NAMED: usize = 9;
+
 /// Words of the text that prompts are cut from.
 const POOL: usize = 1 << 16;
 
@@ -113,6 +118,32 @@ impl PromptMaker {
         let from = self.chance.random_range(0..POOL);
         self.cut(from, words - shared - fresh, &mut own);
         PromptText { shared: common, own }
+    }
+
+    /// A prompt of about so many tokens that begins as the blocks tell: the same words where the hashes are the same,
+    /// and then words of its own.
+    pub fn recorded(&mut self, tokens: u64, blocks: &PromptBlocks) -> PromptText {
+        let words = self.calibration.words_for(tokens);
+        let per_block = (blocks.tokens as f64 / self.calibration.tokens_per_word).round().max(1.0) as usize;
+        let mut own = String::new();
+        let mut written = 0;
+        for hash in &blocks.hashes {
+            let length = per_block.min(words.saturating_sub(written));
+            // Seven bits of the hash choose a word; what follows is cut from the text at a place that it names, too.
+            let named = length.min(NAMED);
+            for place in 0..named {
+                own.push_str(WORDS[(hash >> (7 * place)) as usize % WORDS.len()]);
+                own.push(' ');
+            }
+            self.cut((hash >> 48) as usize % POOL, length - named, &mut own);
+            written += length;
+        }
+        let left = words.saturating_sub(written);
+        let fresh = left.min(FRESH);
+        (0..fresh).for_each(|_| push_word(&mut own, &mut self.chance));
+        let from = self.chance.random_range(0..POOL);
+        self.cut(from, left - fresh, &mut own);
+        PromptText { shared: String::new(), own }
     }
 
     /// Adds so many words of the text from a place on; at its end it begins again.

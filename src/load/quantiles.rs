@@ -28,12 +28,17 @@ impl Percentile {
     #[must_use]
     pub fn of(sorted: &[f64], unreached: usize, share: f64) -> Self {
         let n = sorted.len() + unreached;
-        // A hair of slack: 1 - 0.99 is a little more than 0.01.
-        if (n as f64) * (1.0 - share) < BEYOND - 1e-6 {
+        if !Percentile::has_enough(n, share) {
             return Percentile::TooFew;
         }
         let rank = (share * n as f64).ceil() as usize;
         sorted.get(rank.saturating_sub(1)).map_or(Percentile::NotReached, |value| Percentile::Seconds(*value))
+    }
+
+    /// Whether ten of `n` requests lie beyond the percentile.
+    pub(super) fn has_enough(n: usize, share: f64) -> bool {
+        // A hair of slack: 1 - 0.99 is a little more than 0.01.
+        (n as f64) * (1.0 - share) >= BEYOND - 1e-6
     }
 
     /// In seconds, if there is one.
@@ -92,6 +97,9 @@ pub struct MeasureQuantiles {
     pub n: usize,
     /// Of these, requests that never reached it.
     pub not_reached: usize,
+    /// Mean of those that reached it; absent where none did.
+    #[serde(default)]
+    pub mean: Option<f64>,
     /// Median.
     pub p50: Percentile,
     /// 90th percentile.
@@ -107,10 +115,12 @@ impl MeasureQuantiles {
     #[must_use]
     pub fn of(mut values: Vec<f64>, unreached: usize) -> Self {
         values.sort_by(f64::total_cmp);
+        let mean = (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
         let at = |share| Percentile::of(&values, unreached, share);
         MeasureQuantiles {
             n: values.len() + unreached,
             not_reached: unreached,
+            mean,
             p50: at(0.5),
             p90: at(0.9),
             p95: at(0.95),
@@ -140,6 +150,7 @@ mod tests {
         let found = of(940, 60);
         assert_eq!((found.p50, found.p90), (Percentile::Seconds(500.0), Percentile::Seconds(900.0)));
         assert_eq!((found.p95, found.n, found.not_reached), (Percentile::NotReached, 1000, 60));
+        assert_eq!((found.mean, of(0, 3).mean), (Some(470.5), None), "a mean is of those that came");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is kept of one request: the row of the JSONL and CSV files.
+//! Record of one request: a row of the JSONL and CSV files.
 
 use std::time::Duration;
 
@@ -7,9 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::judge::{Excluded, ObjectiveState, Outcome, Verdict};
 use crate::observe::Timeline;
 
-/// One request and its verdict. Times are in seconds; those of the answer run from the scheduled
-/// send time. A measure that was not reached or is not defined is absent (`docs/semantics.md`,
-/// section 2).
+/// One request and its verdict. Times are in seconds; those of the response run from the scheduled send time.
+/// A measure that was not reached or is not defined is absent (`docs/semantics.md`, section 2).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadRecord {
     /// Number of the request in its run, in the order of the schedule, from 0.
@@ -35,11 +34,11 @@ pub struct LoadRecord {
     pub reason: String,
     /// Whether the TTFT objective held; absent where there is none, or where it was not evaluated.
     pub ttft_held: Option<bool>,
-    /// TPOT objective, likewise.
+    /// State of the TPOT objective.
     pub tpot_held: Option<bool>,
-    /// ITL objective, likewise.
+    /// State of the ITL objective.
     pub itl_held: Option<bool>,
-    /// E2E objective (or derived budget), likewise.
+    /// State of the E2E objective or derived budget.
     pub e2e_held: Option<bool>,
     /// Time to the first token.
     pub ttft_seconds: Option<f64>,
@@ -67,7 +66,7 @@ pub struct LoadRecord {
     pub token_source: String,
     /// Token events.
     pub token_events: u64,
-    /// The output cap ended the answer.
+    /// The response reached the output cap.
     pub cut_by_length: bool,
     /// Reason that a goodput gateway gave for a refusal (`x-goodput-reason`).
     pub gateway_reason: Option<String>,
@@ -93,7 +92,7 @@ impl LoadRecord {
         self.e2e_held = held(verdict.e2e);
     }
 
-    /// Writes the measures of a relayed answer in.
+    /// Writes the measures of a relayed response.
     pub(super) fn observed(&mut self, timeline: &Timeline) {
         let seconds = |length: Option<Duration>| length.map(|length| length.as_secs_f64());
         self.status = Some(timeline.status);

@@ -1,4 +1,4 @@
-//! What runs and points say, as it is written to the summary. Pure.
+//! Results of runs and points, as written to the summary. Pure.
 
 use std::collections::BTreeMap;
 
@@ -32,19 +32,19 @@ pub struct ClassResult {
     pub excluded: BTreeMap<String, u64>,
     /// Share that must be met.
     pub target: f64,
-    /// Joint attainment: met / judged. Absent where the run was not steady: then it is no number.
+    /// Joint attainment: met / judged. Absent if the run was not steady.
     pub attainment: Option<f64>,
     /// Its interval.
     pub interval: Option<ShareInterval>,
     /// Independent requests that the judged ones are worth.
     pub effective_samples: f64,
-    /// Attainment of each objective by itself, over the requests on which it was evaluated.
+    /// Attainment of each objective alone, over the requests on which it was evaluated.
     pub objectives: BTreeMap<String, f64>,
     /// Time to first token.
     pub ttft_seconds: MeasureQuantiles,
     /// Time per output token.
     pub tpot_seconds: MeasureQuantiles,
-    /// Largest gap of an answer.
+    /// Largest gap of a response.
     pub itl_max_seconds: MeasureQuantiles,
     /// Time to the end.
     pub e2e_seconds: MeasureQuantiles,
@@ -56,26 +56,26 @@ pub struct ClassResult {
     pub reported_hit_share: Option<f64>,
     /// Output cap, mean.
     pub planned_output_tokens: f64,
-    /// Output tokens, mean over answers that finished.
+    /// Mean output tokens of finished responses.
     pub output_tokens: f64,
     /// Answers by the source of their token count.
     pub token_sources: BTreeMap<String, u64>,
-    /// Answers that the output cap cut: all of them, where engines are told to go on.
+    /// Responses that reached the output cap: all, if engines must continue to the planned length.
     pub cut_by_length: u64,
     /// Gaps longer than the class's `stall_seconds`.
     pub stalls: u64,
 }
 
-/// What flowed during the counted stretch.
+/// Throughput during the counted period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Throughput {
     /// Answers that finished, per second, whether they kept their objectives or not.
     pub requests_per_second: f64,
     /// Requests that were met, per second.
     pub met_per_second: f64,
-    /// Output tokens of answers that finished, per second.
+    /// Output tokens of finished responses, per second.
     pub output_tokens_per_second: f64,
-    /// Prompt tokens of answers that finished, per second.
+    /// Prompt tokens of finished responses, per second.
     pub input_tokens_per_second: f64,
 }
 
@@ -106,7 +106,7 @@ pub struct RunResult {
     pub in_flight: Option<Trend>,
     /// Latency (TTFT, else E2E) as a share of its threshold.
     pub latency: Option<Trend>,
-    /// What flowed.
+    /// Throughput.
     pub throughput: Throughput,
     /// Classes, in the order of the workload.
     pub classes: Vec<ClassResult>,
@@ -154,7 +154,7 @@ impl Stretch {
     }
 }
 
-/// What names a class in results, and what it is held against.
+/// Name and target of a class in results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedGoal {
     /// Class.
@@ -281,8 +281,8 @@ impl ClassResult {
         let missed = judged.iter().filter(|record| !record.is_met());
         let excluded = counted.iter().filter(|record| !record.is_judged());
         let has_number = has_number && !outcomes.is_empty();
-        // Failed requests that never reached a point are the slowest; answers on which a measure is not defined
-        // (one token has no TPOT) are none.
+        // Failed requests that never reached a point count as the slowest; responses on which a measure is
+        // undefined (one token has no TPOT) are left out.
         let measure = |of: fn(&LoadRecord) -> Option<f64>| {
             let values: Vec<f64> = judged.iter().filter_map(|record| of(record)).collect();
             let unreached = judged.iter().filter(|record| of(record).is_none() && record.e2e_seconds.is_none()).count();
@@ -413,8 +413,8 @@ impl PointResult {
         PointResult { rate, verdict, throughput: Throughput::mean(&flows), classes, runs }
     }
 
-    /// How far the attainment of a repetition lies above its target, in the class where that is least; `None` where it
-    /// is no number.
+    /// Margin of a repetition's attainment over its target, in the class with the smallest; `None` if a run
+    /// was not steady.
     #[must_use]
     pub fn margin(&self, repetition: usize) -> Option<f64> {
         let run = self.runs.get(repetition)?;

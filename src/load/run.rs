@@ -19,7 +19,7 @@ use crate::types::Tick;
 /// been measured by then.
 const EVENTS: usize = 4096;
 
-/// What a run tells while it goes on.
+/// Events of a run.
 #[derive(Debug)]
 pub enum LoadEvent {
     /// A request goes out now.
@@ -65,7 +65,7 @@ impl Default for RunControl {
 }
 
 impl RunControl {
-    /// A run that nobody has stopped.
+    /// A run that was not stopped.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -108,7 +108,7 @@ pub struct RunLimits {
     /// Longest drain after the last request was sent; open requests are then judged like requests whose
     /// time limit fired. `None`: the classes' own limits end them.
     pub drain: Option<Duration>,
-    /// Requests at one time, at most. Beyond it nothing is sent, and the run is no open loop any more:
+    /// Most concurrent requests. Beyond it nothing is sent, and the run is not open-loop any more:
     /// [`RunEnd::unsent`] counts.
     pub max_in_flight: usize,
 }

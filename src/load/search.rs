@@ -4,7 +4,7 @@
 //! lowest that does not, the search halves (geometrically) until the two are as close as asked. Nothing is
 //! interpolated: the knee is a rate that was measured.
 
-/// Where a search begins, how fine it is, and where it gives up.
+/// Start, precision and bounds of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SearchSettings {
     /// First rate, in requests per second.
@@ -19,7 +19,7 @@ pub struct SearchSettings {
     pub highest: f64,
 }
 
-/// Where the knee is.
+/// Position of the knee.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Knee {
     /// Between two rates.
@@ -63,7 +63,7 @@ impl KneeSearch {
         }
     }
 
-    /// What the measurement of a rate said.
+    /// Records the result at a rate.
     pub fn note(&mut self, rate: f64, is_clear: bool) {
         if is_clear {
             self.clears = Some(self.clears.map_or(rate, |known| known.max(rate)));
@@ -72,7 +72,7 @@ impl KneeSearch {
         }
     }
 
-    /// Where the knee is, as far as is known; `None` before the first measurement.
+    /// The position of the knee, as far as known; `None` before the first measurement.
     #[must_use]
     pub fn knee(&self) -> Option<Knee> {
         match (self.clears, self.fails) {

@@ -35,7 +35,7 @@ pub struct Trend {
 }
 
 impl Trend {
-    /// The trend of values at their moments, between two moments. `None` where there are too few to tell.
+    /// The trend of values over time, between two moments. `None` if there are too few values.
     #[must_use]
     pub fn of(values: impl IntoIterator<Item = (f64, f64)>, from: f64, to: f64) -> Option<Self> {
         let mut sums = [(0.0, 0_u32); PARTS];
@@ -68,8 +68,8 @@ impl Trend {
         }
     }
 
-    /// Whether the quantity has not settled: its change is neither chance nor small, where `least` is the
-    /// smallest change that anybody would mind.
+    /// Whether the quantity has not settled: its change is neither random nor below `least`, the smallest
+    /// relevant change.
     #[must_use]
     pub fn is_moving(&self, least: f64) -> bool {
         let is_no_chance = self.slope_p_value < SIGNIFICANT_SLOPE || self.drift_p_value < SIGNIFICANT_DRIFT;
@@ -98,7 +98,7 @@ fn drift_p_value(steps: &[f64]) -> f64 {
 
 fn two_sided_t(value: f64, error: f64, freedom: f64) -> f64 {
     if error <= 1e-9 * value.abs() {
-        // No noise at all: what is not zero is no chance.
+        // Without noise every change other than zero is significant.
         return if value == 0.0 { 1.0 } else { 0.0 };
     }
     StudentsT::new(0.0, 1.0, freedom).map_or(1.0, |law| 2.0 * law.sf((value / error).abs()))

@@ -1,7 +1,7 @@
-//! The summary of a sweep: its results together with the whole workload that gave them. Pure.
+//! Summary of a sweep: its results together with the whole workload. Pure.
 //!
-//! There is no way to write one without the other: a goodput without its workload is a number that nobody can
-//! compare. Texts of prompts and credentials are not in it.
+//! One cannot be written without the other, because a goodput without its workload cannot be compared. It
+//! contains no prompts and no credentials.
 
 use std::collections::BTreeMap;
 
@@ -56,13 +56,13 @@ pub struct TargetSummary {
     pub model: String,
     /// Path.
     pub path: String,
-    /// Whether answers were streamed.
+    /// Whether responses were streamed.
     pub stream: bool,
-    /// What the user said of it (`--note`).
+    /// The user's description (`--note`).
     pub note: Option<String>,
 }
 
-/// What stood behind the address.
+/// The fleet behind the address.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FleetSummary {
     /// Replicas.
@@ -71,16 +71,16 @@ pub struct FleetSummary {
     pub gpus_per_replica: f64,
 }
 
-/// What was asked of the service.
+/// The workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadSummary {
     /// Classes.
     pub classes: Vec<ClassSummary>,
     /// Arrivals.
     pub arrivals: ArrivalProcess,
-    /// Whether engines were told to go on to the planned length.
+    /// Whether engines had to continue to the planned length.
     pub ignore_eos: bool,
-    /// Longest prompt and answer together.
+    /// Longest prompt plus output.
     pub max_context: Option<u64>,
     /// Names of further fields in bodies.
     pub extra_fields: Vec<String>,
@@ -90,7 +90,7 @@ pub struct WorkloadSummary {
     pub seed: u64,
 }
 
-/// One class: what it was promised, and what it asked.
+/// One class: objectives and requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClassSummary {
     /// Class.
@@ -103,7 +103,7 @@ pub struct ClassSummary {
     pub joint_attainment_target: f64,
     /// Which token ends TTFT: `first_token` or `first_visible_token`.
     pub ttft_counts: String,
-    /// Whether answers without a stream are judged: `judged` or `excluded`.
+    /// Whether non-streaming responses are judged: `judged` or `excluded`.
     pub non_streaming: String,
     /// Time limits, in seconds.
     pub timeouts_seconds: BTreeMap<String, f64>,
@@ -137,7 +137,7 @@ pub struct MethodSummary {
     pub max_send_lag_share: f64,
 }
 
-/// Where the load came from.
+/// The load generator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClientSummary {
     /// Processors that it could use.
@@ -162,8 +162,8 @@ impl WorkloadSummary {
         }
     }
 
-    /// What differs from another workload, in words; empty where figures can be compared. Seeds and calibrations may
-    /// differ.
+    /// Differences from another workload, in words; empty if figures can be compared. Seeds and calibrations
+    /// may differ.
     #[must_use]
     pub fn differences(&self, other: &WorkloadSummary) -> Vec<String> {
         let mut found = Vec::new();

@@ -116,8 +116,8 @@ impl SweepProgress {
         }
     }
 
-    /// Takes the result of the run that was asked for. A run that cannot be believed ends the search in its cache state, one
-    /// that was cut short ends the sweep.
+    /// Takes the result of the requested run. An invalid run ends the search in its cache state, an aborted
+    /// one ends the sweep.
     pub fn note(&mut self, result: RunResult) {
         self.number += 1;
         let verdict = result.verdict;
@@ -136,7 +136,7 @@ impl SweepProgress {
         }
     }
 
-    /// Ends the sweep as it stands.
+    /// Ends the sweep now.
     pub fn stop(&mut self) {
         if !self.runs.is_empty() {
             let (runs, rate) = (std::mem::take(&mut self.runs), self.rate.take().unwrap_or_default());
@@ -168,7 +168,7 @@ impl SweepProgress {
         &self.points
     }
 
-    /// The results as they stand: those of cache states that are done, and the points of the present one.
+    /// The results so far: those of finished cache states, and the points of the current one.
     #[must_use]
     pub fn so_far(&self) -> Vec<CacheResult> {
         let mut results = self.results.clone();
@@ -209,7 +209,7 @@ pub struct CacheResult {
     pub points: Vec<PointResult>,
 }
 
-/// What is said of goodput.
+/// Verdict on goodput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GoodputStatus {
@@ -217,7 +217,7 @@ pub enum GoodputStatus {
     Published,
     /// Repetitions disagree.
     Noise,
-    /// Too few repetitions to tell noise from a number.
+    /// Too few repetitions to separate noise from a number.
     NotRepeated,
     /// The highest rate that was tried still clears.
     AboveRange,
@@ -248,14 +248,14 @@ pub struct GoodputResult {
     pub highest_clearing: Option<f64>,
     /// Lowest measured rate that does not.
     pub lowest_failing: Option<f64>,
-    /// Where each repetition by itself crosses the target.
+    /// Rates at which single repetitions cross the target.
     pub repetitions: Vec<f64>,
     /// Largest difference of these, as a share of their median.
     pub spread: Option<f64>,
 }
 
 impl GoodputResult {
-    /// What these points, by rate, say.
+    /// Goodput by these points, sorted by rate.
     #[must_use]
     pub fn of(points: &[PointResult], plan: &SweepPlan, is_whole: bool) -> Self {
         let judged = |verdict| points.iter().find(|point| point.verdict == verdict);
@@ -331,7 +331,8 @@ fn short(rate: f64) -> String {
     format!("{rate:.digits$}")
 }
 
-/// Where each repetition by itself crosses: its last rate where it never failed, its first where it never cleared.
+/// Rates at which single repetitions cross: the last rate if a repetition never failed, the first if it never
+/// cleared.
 fn crossings(points: &[PointResult], repetitions: u32) -> Vec<f64> {
     let of = |repetition: usize| {
         let mut seen = Vec::new();
@@ -356,8 +357,8 @@ fn spread(rates: &[f64]) -> Option<f64> {
     (sorted.len() > 1).then(|| (last - first) / sorted[sorted.len() / 2])
 }
 
-/// The rates between which the true knee lies, as far as the intervals tell: up to the first every rate is surely
-/// above its target, from the second on one is surely below.
+/// The rates between which the true knee lies, by the intervals: up to the first every rate is surely above
+/// its target, from the second on one is surely below.
 fn rate_interval(points: &[PointResult]) -> Option<ShareInterval> {
     let is_above = |point: &&PointResult| {
         let mut all = point.classes.iter().map(|class| class.interval.is_some_and(|at| at.low > class.target));

@@ -162,7 +162,7 @@ impl Workload {
     }
 
     /// Lengths as they can be asked for.
-    fn bounded(&self, (input, output): (u64, u64)) -> (u64, u64) {
+    pub(super) fn bounded(&self, (input, output): (u64, u64)) -> (u64, u64) {
         let Some(most) = self.max_context else { return (input, output) };
         let input = input.clamp(1, most.saturating_sub(1).max(1));
         (input, output.clamp(1, most.saturating_sub(input).max(1)))

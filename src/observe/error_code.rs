@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_of_the_table_has_its_code_as_code_and_as_type() {
+    fn every_known_word_has_its_code_as_code_and_as_type() {
         let table = [
             ("overloaded_error", 529),
             ("Service Unavailable", 503),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_stands_in_where_the_code_is_no_number() {
+    fn the_status_replaces_a_code_that_is_not_a_number() {
         let http = |code: &str, kind: &str, status: &str| {
             let mut codes = ErrorCodes::default();
             codes.code_is(code.as_bytes());

@@ -1,8 +1,7 @@
 //! Parses one JSON object of a response: the data of an event, or a whole body.
 //!
 //! [`EventParser`] is a sink of the tokenizer. It knows the decisive positions of each dialect, skips
-//! everything else, and fills a [`ParsedEvent`]. Interpretation is left to
-//! `tally`.
+//! everything else, and fills a [`ParsedEvent`]. `timeline_builder` interprets it.
 
 use std::ops::Range;
 
@@ -19,7 +18,7 @@ const DEPTH: usize = 10;
 /// So many choices of one object are read: more than any request may ask for.
 const MOST_CHOICES: usize = 4096;
 
-/// Words that are longer than this stay in no mould that other answers see.
+/// Longest word kept in a shared template.
 const LONGEST_WORD: usize = 48;
 
 /// A short text; a longer one is none of the known words.
@@ -90,7 +89,7 @@ pub(super) struct EventParser {
     before_whole: Option<Box<ParsedChoice>>,
     /// Whether the top level is an object.
     is_object: bool,
-    sight: ParsedEvent,
+    parsed: ParsedEvent,
     /// Parts that may differ between otherwise equal events or bodies.
     slots: Placeholders,
 }
@@ -141,7 +140,7 @@ impl EventParser {
             has_delta: false,
             before_whole: None,
             is_object: false,
-            sight: ParsedEvent::default(),
+            parsed: ParsedEvent::default(),
             slots: Placeholders::default(),
         }
     }
@@ -157,13 +156,13 @@ impl EventParser {
     }
 
     /// The result, if it was an object. Only meaningful if the tokenizer found no error.
-    pub(super) fn sight(self) -> Option<ParsedEvent> {
-        self.is_object.then_some(self.sight)
+    pub(super) fn parsed(self) -> Option<ParsedEvent> {
+        self.is_object.then_some(self.parsed)
     }
 
     /// The result in place, and the placeholders.
     pub(super) fn found(&mut self) -> Option<(&mut ParsedEvent, &Placeholders)> {
-        self.is_object.then_some((&mut self.sight, &self.slots))
+        self.is_object.then_some((&mut self.parsed, &self.slots))
     }
 
     /// Discards positions because the text was repaired, so no template can be made.
@@ -193,8 +192,8 @@ impl EventParser {
     fn met(&mut self, place: JsonPath, around_depth: usize) {
         let around = around_depth.checked_sub(1).and_then(|depth| self.places.get(depth));
         match (place, around) {
-            (JsonPath::Errors, Some(JsonPath::Errors)) => self.sight.has_error = true,
-            (JsonPath::Error, Some(JsonPath::Root)) => self.sight.has_error_member = true,
+            (JsonPath::Errors, Some(JsonPath::Errors)) => self.parsed.has_error = true,
+            (JsonPath::Error, Some(JsonPath::Root)) => self.parsed.has_error_member = true,
             _ => {}
         }
     }
@@ -203,7 +202,7 @@ impl EventParser {
         if self.places[2] == JsonPath::OutputItem {
             return &mut self.item;
         }
-        self.sight.choice()
+        self.parsed.choice()
     }
 
     fn word_ended(&mut self, word: StringField, depth: usize) {
@@ -213,27 +212,27 @@ impl EventParser {
         let text = self.short.text();
         match word {
             StringField::Kind => {
-                self.sight.kind = EventKind::of(text);
-                self.sight.top.type_is(text);
-                self.sight.has_error_type = self.sight.kind == EventKind::Other && names_error(text);
+                self.parsed.kind = EventKind::of(text);
+                self.parsed.top.type_is(text);
+                self.parsed.has_error_type = self.parsed.kind == EventKind::Other && names_error(text);
             }
-            StringField::Object => self.sight.is_error_object = text == b"error",
-            StringField::Code => self.sight.error.code_is(text),
-            StringField::TopCode => self.sight.top.code_is(text),
+            StringField::Object => self.parsed.is_error_object = text == b"error",
+            StringField::Code => self.parsed.error.code_is(text),
+            StringField::TopCode => self.parsed.top.code_is(text),
             StringField::FlatCode => {
-                self.sight.top.code_is(text);
-                self.sight.says_flatly |= !matches!(text, b"" | b"0");
+                self.parsed.top.code_is(text);
+                self.parsed.says_flatly |= !matches!(text, b"" | b"0");
             }
-            StringField::ErrorStatus => self.sight.error.status_is(text),
-            StringField::TopStatus => self.sight.top.status_is(text),
-            StringField::ErrorType => self.sight.error.type_is(text),
+            StringField::ErrorStatus => self.parsed.error.status_is(text),
+            StringField::TopStatus => self.parsed.top.status_is(text),
+            StringField::ErrorType => self.parsed.error.type_is(text),
             StringField::Finish => {
                 let reason = Reason::of(text);
                 self.choice().finish = reason;
             }
             StringField::StopReason => {
                 if let Some(reason) = Reason::of(text) {
-                    self.sight.only.finish = Some(reason);
+                    self.parsed.only.finish = Some(reason);
                 }
             }
             StringField::ItemType => {
@@ -251,14 +250,14 @@ impl EventParser {
             }
             StringField::ItemName => self.item_is_named = self.short.len > 0,
             StringField::Status => {
-                self.sight.status = Some(match text {
+                self.parsed.status = Some(match text {
                     b"completed" => Status::Completed,
                     b"incomplete" => Status::Incomplete,
                     b"failed" => Status::Failed,
                     _ => Status::Other,
                 });
             }
-            StringField::Incomplete => self.sight.incomplete = Reason::of(text),
+            StringField::Incomplete => self.parsed.incomplete = Reason::of(text),
         }
     }
 
@@ -291,14 +290,14 @@ impl EventParser {
 
     fn number_ended(&mut self, number: NumberField) {
         let value = whole_number(self.short.text());
-        let usage = &mut self.sight.usage;
+        let usage = &mut self.parsed.usage;
         let count = match number {
             NumberField::Index => {
                 self.choice().index = value.unwrap_or(0);
                 return;
             }
             NumberField::Sequence => {
-                self.sight.sequence_number = value;
+                self.parsed.sequence_number = value;
                 return;
             }
             NumberField::Input => &mut usage.input,
@@ -308,7 +307,7 @@ impl EventParser {
             NumberField::CacheRead => &mut usage.cache_read,
             NumberField::CacheWritten => &mut usage.cache_written,
             NumberField::Total | NumberField::Counted(_) | NumberField::Billed(_) => {
-                let plain = self.sight.plain.get_or_insert_default();
+                let plain = self.parsed.plain.get_or_insert_default();
                 match number {
                     NumberField::Counted(Side::Input) => &mut plain.counted.input,
                     NumberField::Counted(Side::Output) => &mut plain.counted.output,
@@ -329,10 +328,10 @@ impl EventParser {
             JsonPath::Reason => {
                 self.choice().finish.get_or_insert(Reason::Other);
             }
-            JsonPath::Error => self.sight.has_error = true,
+            JsonPath::Error => self.parsed.has_error = true,
             JsonPath::Root => {
                 self.is_of_dialect = matches!(key, b"choices" | b"usage" | b"delta");
-                self.sight.of_dialect = self.sight.of_dialect.saturating_add(u8::from(self.is_of_dialect));
+                self.parsed.of_dialect = self.parsed.of_dialect.saturating_add(u8::from(self.is_of_dialect));
             }
             _ => {}
         }
@@ -382,7 +381,7 @@ impl EventParser {
     /// An output item of a whole response ended, so its type is known.
     fn item_ended(&mut self) {
         let item = std::mem::take(&mut self.item);
-        let only = &mut self.sight.only;
+        let only = &mut self.parsed.only;
         if self.item_type == ItemType::Reasoning {
             only.hidden |= item.has_text();
             self.slots.hide(self.item_slots);
@@ -404,10 +403,10 @@ impl Sink for EventParser {
             return Interest::Skip;
         }
         match (place, nest) {
-            (JsonPath::Choice, Nest::Object) if self.sight.choices.len() >= MOST_CHOICES => place = JsonPath::Nowhere,
+            (JsonPath::Choice, Nest::Object) if self.parsed.choices.len() >= MOST_CHOICES => place = JsonPath::Nowhere,
             (JsonPath::Choice, Nest::Object) => {
-                let index = self.sight.choices.len() as u64;
-                self.sight.choices.push(ParsedChoice { index, ..ParsedChoice::default() });
+                let index = self.parsed.choices.len() as u64;
+                self.parsed.choices.push(ParsedChoice { index, ..ParsedChoice::default() });
                 (self.has_delta, self.before_whole) = (false, None);
             }
             (JsonPath::Delta, Nest::Object) => self.delta_begins(),
@@ -420,8 +419,8 @@ impl Sink for EventParser {
             }
             (JsonPath::Error, Nest::Array) => place = JsonPath::Errors,
             (JsonPath::Usage, Nest::Object) => {
-                self.sight.has_usage = true;
-                self.sight.usage_is_of_a_choice |= depth > 1 && self.places[depth - 1] == JsonPath::Choice;
+                self.parsed.has_usage = true;
+                self.parsed.usage_is_of_a_choice |= depth > 1 && self.places[depth - 1] == JsonPath::Choice;
             }
             (JsonPath::OutputItem | JsonPath::Item | JsonPath::Block, Nest::Object) => {
                 (self.item_type, self.item_is_named) = (ItemType::Other, false);
@@ -492,9 +491,9 @@ impl Sink for EventParser {
                     self.part_ended(&part);
                 }
             }
-            JsonPath::Flat => self.sight.says_flatly |= past - self.object_at > "{}".len(),
+            JsonPath::Flat => self.parsed.says_flatly |= past - self.object_at > "{}".len(),
             JsonPath::Item | JsonPath::Block => {
-                self.sight.names_tool |= self.item_type == ItemType::Call && self.item_is_named;
+                self.parsed.names_tool |= self.item_type == ItemType::Call && self.item_is_named;
             }
             _ => {}
         }
@@ -600,12 +599,12 @@ impl Sink for EventParser {
             JsonPath::Word(word) => self.word_ended(word, depth),
             JsonPath::Number(number) => self.number_ended(number),
             JsonPath::LogprobToken | JsonPath::TokenText if self.short.len > 0 => self.choice().logprobs = true,
-            JsonPath::Flat => self.sight.says_flatly |= what == Scalar::Number || past - self.leaf_at > "\"\"".len(),
+            JsonPath::Flat => self.parsed.says_flatly |= what == Scalar::Number || past - self.leaf_at > "\"\"".len(),
             JsonPath::FlatText | JsonPath::Message => {
-                self.sight.says_flatly |= what == Scalar::String && past - self.leaf_at > "\"\"".len();
+                self.parsed.says_flatly |= what == Scalar::String && past - self.leaf_at > "\"\"".len();
             }
             JsonPath::Error => {
-                self.sight.has_error |= match what {
+                self.parsed.has_error |= match what {
                     Scalar::Number => whole_number(self.short.text()) != Some(0),
                     _ => past - self.leaf_at > "\"\"".len(),
                 };
@@ -618,9 +617,9 @@ impl Sink for EventParser {
         if what != Literal::Null {
             let place = self.place(depth);
             self.met(place, depth);
-            self.sight.has_error |= what == Literal::True && place == JsonPath::Error;
+            self.parsed.has_error |= what == Literal::True && place == JsonPath::Error;
         } else if depth == 1 && self.is_of_dialect {
-            self.sight.of_dialect = self.sight.of_dialect.saturating_sub(1);
+            self.parsed.of_dialect = self.parsed.of_dialect.saturating_sub(1);
         }
     }
 }

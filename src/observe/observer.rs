@@ -36,14 +36,14 @@ use super::timeline_builder::TimelineBuilder;
 /// ```
 #[derive(Debug)]
 pub struct Observer {
-    reader: ResponseFormat,
+    format: ResponseFormat,
     status: u16,
     scanner: EventScanner,
-    eye: EventReader,
+    event_reader: EventReader,
     last_activity: Option<Tick>,
     /// Arrival of the last byte.
     last_frame: Option<Tick>,
-    /// What was read of a JSON body.
+    /// Parsed content of a JSON body.
     body: Body,
     /// Whether the clean end was seen.
     is_over: bool,
@@ -65,17 +65,17 @@ enum Body {
 #[derive(Debug)]
 struct BodyParser {
     tokenizer: Tokenizer,
-    reading: EventParser,
+    parser: EventParser,
 }
 
 /// Reads the events of a stream.
 #[derive(Debug)]
 struct EventReader {
-    tally: TimelineBuilder,
-    mould: Option<SteadyTemplate>,
+    builder: TimelineBuilder,
+    template: Option<SteadyTemplate>,
     /// Templates of other responses.
-    course: Option<TemplateCursor>,
-    passing: Option<Box<OversizedEvent>>,
+    cursor: Option<TemplateCursor>,
+    oversized: Option<Box<OversizedEvent>>,
     /// The next event is the first of the stream, and may begin with a byte-order mark.
     is_first: bool,
     unparseable: bool,
@@ -85,22 +85,22 @@ struct EventReader {
 /// The template of the stream's usual events, and what each of them means.
 #[derive(Debug)]
 struct SteadyTemplate {
-    mould: Template,
+    template: Template,
     index: u64,
-    note: PieceInfo,
+    info: PieceInfo,
 }
 
 impl Observer {
     /// An observer of a response with this status, whose content type and coding determined `reader`. An
     /// unsuccessful response is only passed through.
     #[must_use]
-    pub fn new(expect: ResponseExpectation, reader: ResponseFormat, status: u16, watch: ObserverOptions) -> Self {
-        let body = if reader == ResponseFormat::Json && is_success(status) { Body::Awaited } else { Body::Unread };
+    pub fn new(expect: ResponseExpectation, format: ResponseFormat, status: u16, watch: ObserverOptions) -> Self {
+        let body = if format == ResponseFormat::Json && is_success(status) { Body::Awaited } else { Body::Unread };
         Observer {
-            reader,
+            format,
             status,
             scanner: EventScanner::new(),
-            eye: EventReader::new(TimelineBuilder::new(expect, watch)),
+            event_reader: EventReader::new(TimelineBuilder::new(expect, watch)),
             last_activity: None,
             last_frame: None,
             body,
@@ -110,37 +110,37 @@ impl Observer {
 
     /// Enables templates of earlier responses.
     #[inline]
-    pub fn knows(&mut self, moulds: &Arc<TemplateCache>) {
-        let expect = self.eye.tally.expect();
+    pub fn knows(&mut self, templates: &Arc<TemplateCache>) {
+        let expect = self.event_reader.builder.expect();
         if expect.dialect.generates() && expect.choices == 1 && expect.echo_prompts.is_empty() {
-            self.eye.course = Some(TemplateCursor::of(moulds));
+            self.event_reader.cursor = Some(TemplateCursor::of(templates));
         }
     }
 
     /// Parses every event in full, for tests that compare with the shortcut.
     #[cfg(test)]
     pub(super) fn without_shortcut(mut self) -> Self {
-        self.eye.uses_shortcut = false;
+        self.event_reader.uses_shortcut = false;
         self
     }
 
     /// Heap memory held, bytes.
     #[cfg(test)]
     pub(super) fn heap(&self) -> usize {
-        let mould = self.eye.mould.as_ref().map_or(0, |known| known.mould.memory());
-        mould + self.eye.tally.heap() + self.scanner.held()
+        let template = self.event_reader.template.as_ref().map_or(0, |known| known.template.memory());
+        template + self.event_reader.builder.heap() + self.scanner.held()
     }
 
     /// Events of the stream that matched no template.
     #[cfg(test)]
     pub(super) fn misses(&self) -> u32 {
-        self.eye.course.as_ref().map_or(0, TemplateCursor::misses)
+        self.event_reader.cursor.as_ref().map_or(0, TemplateCursor::misses)
     }
 
     /// The template of the stream's usual events.
     #[cfg(test)]
     pub(super) fn own_mould(&self) -> Option<String> {
-        self.eye.mould.as_ref().map(|known| format!("{known:?}"))
+        self.event_reader.template.as_ref().map(|known| format!("{known:?}"))
     }
 
     fn is_success(&self) -> bool {
@@ -157,12 +157,12 @@ impl Observer {
             return;
         }
         self.last_frame = Some(at);
-        if self.reader != ResponseFormat::Events || !self.is_success() {
+        if self.format != ResponseFormat::Events || !self.is_success() {
             self.last_activity = Some(at);
             if !matches!(self.body, Body::Unread) {
-                self.body.push(&frame, &self.eye);
+                self.body.push(&frame, &self.event_reader);
             }
-            if self.reader == ResponseFormat::Aside && self.is_success() {
+            if self.format == ResponseFormat::Aside && self.is_success() {
                 self.glance(frame.clone(), at);
             }
             return pass(frame, &PieceInfo::default());
@@ -173,17 +173,17 @@ impl Observer {
     /// Reads the events of a frame that was already passed on.
     fn glance(&mut self, mut frame: Bytes, at: Tick) {
         while let Some((cut, piece)) = self.scanner.next(&mut frame) {
-            self.eye.see(cut, &piece, at);
+            self.event_reader.see(cut, &piece, at);
         }
     }
 
     fn events(&mut self, mut frame: Bytes, at: Tick, pass: &mut dyn FnMut(Bytes, &PieceInfo)) {
         loop {
             if self.scanner.is_between_events()
-                && let Some((length, note)) = self.eye.known(&frame, at)
+                && let Some((length, info)) = self.event_reader.known(&frame, at)
             {
                 self.last_activity = Some(at);
-                pass(frame.split_to(length), &note);
+                pass(frame.split_to(length), &info);
                 continue;
             }
             let Some((cut, piece)) = self.scanner.next(&mut frame) else { break };
@@ -195,8 +195,8 @@ impl Observer {
             if says {
                 self.last_activity = Some(at);
             }
-            let note = self.eye.see(cut, &piece, at);
-            pass(piece, &note);
+            let info = self.event_reader.see(cut, &piece, at);
+            pass(piece, &info);
         }
         if self.scanner.saw_line() {
             self.last_activity = Some(at);
@@ -210,36 +210,38 @@ impl Observer {
             return;
         }
         let last_byte = self.last_frame.unwrap_or(at);
-        match self.reader {
+        match self.format {
             ResponseFormat::Events => {
                 if let Some((cut, tail)) = self.scanner.finish() {
-                    let note = self.eye.see(cut, &tail, last_byte);
+                    let info = self.event_reader.see(cut, &tail, last_byte);
                     if !tail.is_empty() {
-                        pass(tail, &note);
+                        pass(tail, &info);
                     }
                 }
-                if self.eye.tally.dialect().generates() {
-                    self.eye.tally.body_ended(at);
+                if self.event_reader.builder.dialect().generates() {
+                    self.event_reader.builder.body_ended(at);
                 } else {
-                    self.eye.tally.ended_whole(last_byte);
+                    self.event_reader.builder.ended_whole(last_byte);
                 }
             }
             ResponseFormat::Aside => {
                 if let Some((cut, tail)) = self.scanner.finish() {
-                    self.eye.see(cut, &tail, last_byte);
+                    self.event_reader.see(cut, &tail, last_byte);
                 }
-                // An event that was too long to parse matters to nobody on this path.
-                self.eye.unparseable = false;
-                self.eye.tally.ended_whole(last_byte);
+                // An event that was too long to parse does not matter on this path.
+                self.event_reader.unparseable = false;
+                self.event_reader.builder.ended_whole(last_byte);
             }
             ResponseFormat::Json => {
-                let is_read = std::mem::replace(&mut self.body, Body::Unread).end(&mut self.eye, last_byte);
-                self.eye.unparseable |= !is_read;
+                let is_read = std::mem::replace(&mut self.body, Body::Unread).end(&mut self.event_reader, last_byte);
+                self.event_reader.unparseable |= !is_read;
             }
             // Generating paths respond with JSON or events; anything else cannot be read.
-            ResponseFormat::Opaque if self.eye.tally.dialect().generates() => self.eye.unparseable = true,
-            ResponseFormat::Opaque => self.eye.tally.ended_whole(last_byte),
-            ResponseFormat::Coded => self.eye.unparseable = true,
+            ResponseFormat::Opaque if self.event_reader.builder.dialect().generates() => {
+                self.event_reader.unparseable = true
+            }
+            ResponseFormat::Opaque => self.event_reader.builder.ended_whole(last_byte),
+            ResponseFormat::Coded => self.event_reader.unparseable = true,
         }
     }
 
@@ -253,19 +255,19 @@ impl Observer {
     /// Whether the response is finished so far (by its dialect's last event, or as a whole JSON body).
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.eye.tally.is_finished()
+        self.event_reader.builder.is_finished()
     }
 
     /// When it finished, while its usage is incomplete.
     #[must_use]
     pub fn finished_without_usage(&self) -> Option<Tick> {
-        self.eye.tally.finished_without_usage()
+        self.event_reader.builder.finished_without_usage()
     }
 
     /// When it finished, so far.
     #[must_use]
     pub fn finished_at(&self) -> Option<Tick> {
-        self.eye.tally.finished_at()
+        self.event_reader.builder.finished_at()
     }
 
     /// Stops reading: the response is over, and a partial event is discarded.
@@ -276,25 +278,25 @@ impl Observer {
     /// Whether a token has come.
     #[must_use]
     pub fn has_token(&self) -> bool {
-        self.eye.tally.has_token()
+        self.event_reader.builder.has_token()
     }
 
     /// When a gap between token events first exceeded the ITL threshold, if one has.
     #[must_use]
     pub fn itl_broke(&self) -> Option<Tick> {
-        self.eye.tally.itl_broke()
+        self.event_reader.builder.itl_broke()
     }
 
     /// The in-band error: the first one, or the first after a token.
     #[must_use]
     pub fn error(&self) -> Option<InBandError> {
-        self.eye.tally.error()
+        self.event_reader.builder.error()
     }
 
     /// Sequence number of the last event (Responses).
     #[must_use]
     pub fn last_sequence_number(&self) -> Option<u64> {
-        self.eye.tally.sequence_number()
+        self.event_reader.builder.sequence_number()
     }
 
     /// Arrival of the last event, comment or piece of a long event; of the last byte for a body without
@@ -304,10 +306,10 @@ impl Observer {
         self.last_activity
     }
 
-    /// The client has not read since `since` for too long: gaps are no longer observed, and the progress so
-    /// far is saved ([`Timeline::limited`]).
+    /// Called when the client has not read since `since` for too long. Gaps are no longer observed, and the
+    /// progress so far is saved ([`Timeline::limited`]).
     pub fn limit_gaps(&mut self, since: Tick) {
-        self.eye.tally.limit(since);
+        self.event_reader.builder.limit(since);
     }
 
     /// The timeline if the client left at `at`.
@@ -332,18 +334,18 @@ impl Observer {
     }
 
     fn timeline(&self, ending: Ending, at: Tick) -> Timeline {
-        let is_coded = self.reader == ResponseFormat::Coded && self.is_success();
-        let mut timeline = self.eye.tally.timeline(self.reader, self.status, ending, at);
-        timeline.unparseable = is_coded || self.eye.unparseable;
+        let is_coded = self.format == ResponseFormat::Coded && self.is_success();
+        let mut timeline = self.event_reader.builder.timeline(self.format, self.status, ending, at);
+        timeline.unparseable = is_coded || self.event_reader.unparseable;
         timeline
     }
 }
 
 impl Body {
-    fn push(&mut self, frame: &Bytes, eye: &EventReader) {
-        let expect = eye.tally.expect();
+    fn push(&mut self, frame: &Bytes, event_reader: &EventReader) {
+        let expect = event_reader.builder.expect();
         *self = match std::mem::replace(self, Body::Unread) {
-            Body::Awaited if eye.course.is_some() && frame.len() <= HELD => Body::Held(frame.clone()),
+            Body::Awaited if event_reader.cursor.is_some() && frame.len() <= HELD => Body::Held(frame.clone()),
             Body::Awaited => Body::Passing(BodyParser::of(frame, expect)),
             Body::Held(first) => {
                 let mut full = BodyParser::of(&first, expect);
@@ -359,26 +361,26 @@ impl Body {
     }
 
     /// Ends the body. False if it is not a JSON object.
-    fn end(self, eye: &mut EventReader, last_byte: Tick) -> bool {
-        let EventReader { tally, course, .. } = eye;
-        let moulds = course.as_ref().map(TemplateCursor::moulds);
+    fn end(self, event_reader: &mut EventReader, last_byte: Tick) -> bool {
+        let EventReader { builder, cursor, .. } = event_reader;
+        let templates = cursor.as_ref().map(TemplateCursor::templates);
         let (mut full, whole) = match self {
             Body::Held(frame) => {
-                let dialect = tally.dialect();
-                let known = |sight: &ParsedEvent, fit: &TemplateMatch| tally.known_body(sight, fit, last_byte);
-                if moulds.is_some_and(|moulds| moulds.recognise(dialect, &frame, known)) {
+                let dialect = builder.dialect();
+                let known = |parsed: &ParsedEvent, fit: &TemplateMatch| builder.known_body(parsed, fit, last_byte);
+                if templates.is_some_and(|templates| templates.recognise(dialect, &frame, known)) {
                     return true;
                 }
-                (BodyParser::of(&frame, tally.expect()), Some(frame))
+                (BodyParser::of(&frame, builder.expect()), Some(frame))
             }
             Body::Passing(full) => (full, None),
             Body::Unread | Body::Awaited => return false,
         };
-        let Some((sight, slots)) = full.finish() else { return false };
-        if let (Some(moulds), Some(frame)) = (moulds, whole) {
-            moulds.learn(tally.dialect(), &frame, sight, slots);
+        let Some((parsed, slots)) = full.finish() else { return false };
+        if let (Some(templates), Some(frame)) = (templates, whole) {
+            templates.learn(builder.dialect(), &frame, parsed, slots);
         }
-        tally.body(sight, last_byte);
+        builder.body(parsed, last_byte);
         true
     }
 }
@@ -386,31 +388,31 @@ impl Body {
 impl BodyParser {
     fn of(frame: &[u8], expect: &ResponseExpectation) -> Box<Self> {
         let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
-        let reading = EventParser::new(expect.dialect, true, keep_text);
-        let mut full = Box::write(Box::new_uninit(), BodyParser { tokenizer: Tokenizer::of_answer(), reading });
+        let parser = EventParser::new(expect.dialect, true, keep_text);
+        let mut full = Box::write(Box::new_uninit(), BodyParser { tokenizer: Tokenizer::of_answer(), parser });
         full.push(frame);
         full
     }
 
     fn push(&mut self, frame: &[u8]) {
         // The tokenizer keeps an error and reports it at the end.
-        let _ = self.tokenizer.push(frame, &mut self.reading);
+        let _ = self.tokenizer.push(frame, &mut self.parser);
     }
 
     /// The parsed event and its placeholders, if the body is a JSON object.
     fn finish(&mut self) -> Option<(&mut ParsedEvent, &Placeholders)> {
-        self.tokenizer.finish(&mut self.reading).ok()?;
-        self.reading.found()
+        self.tokenizer.finish(&mut self.parser).ok()?;
+        self.parser.found()
     }
 }
 
 impl EventReader {
-    fn new(tally: TimelineBuilder) -> Self {
+    fn new(builder: TimelineBuilder) -> Self {
         EventReader {
-            tally,
-            mould: None,
-            course: None,
-            passing: None,
+            builder,
+            template: None,
+            cursor: None,
+            oversized: None,
             is_first: true,
             unparseable: false,
             uses_shortcut: true,
@@ -419,134 +421,134 @@ impl EventReader {
 
     fn see(&mut self, cut: Cut, piece: &[u8], at: Tick) -> PieceInfo {
         match cut {
-            Cut::Blank => PieceInfo { finished: self.tally.is_finished(), ..PieceInfo::default() },
+            Cut::Blank => PieceInfo { finished: self.builder.is_finished(), ..PieceInfo::default() },
             Cut::Event => self.whole(piece, at),
             Cut::Part => {
                 self.part(piece);
-                PieceInfo { part: PiecePart::More, finished: self.tally.is_finished(), ..PieceInfo::default() }
+                PieceInfo { part: PiecePart::More, finished: self.builder.is_finished(), ..PieceInfo::default() }
             }
             Cut::LastPart => {
                 self.part(piece);
-                let read = self.passing.take().filter(|passing| passing.length() <= self.tally.max_event());
-                let note = match read.map_or(OversizedEventEnd::Nothing, |passing| passing.finish()) {
-                    OversizedEventEnd::Said(sight) => self.tally.event(&sight, at),
+                let read = self.oversized.take().filter(|oversized| oversized.length() <= self.builder.max_event());
+                let info = match read.map_or(OversizedEventEnd::Nothing, |oversized| oversized.finish()) {
+                    OversizedEventEnd::Said(parsed) => self.builder.event(&parsed, at),
                     OversizedEventEnd::Done => {
-                        self.tally.done(at);
+                        self.builder.done(at);
                         PieceInfo::default()
                     }
                     OversizedEventEnd::Nothing => PieceInfo::default(),
                 };
-                PieceInfo { part: PiecePart::Last, finished: self.tally.is_finished(), ..note }
+                PieceInfo { part: PiecePart::Last, finished: self.builder.is_finished(), ..info }
             }
         }
     }
 
     fn part(&mut self, piece: &[u8]) {
         let is_first = std::mem::take(&mut self.is_first);
-        let (dialect, keep_text) = (self.tally.dialect(), self.tally.echo_left());
-        let passing = self.passing.get_or_insert_with(|| Box::new(OversizedEvent::new(dialect, keep_text)));
-        let is_readable = passing.length() <= self.tally.max_event();
-        if passing.length() + piece.len() > self.tally.max_event() {
+        let (dialect, keep_text) = (self.builder.dialect(), self.builder.echo_left());
+        let oversized = self.oversized.get_or_insert_with(|| Box::new(OversizedEvent::new(dialect, keep_text)));
+        let is_readable = oversized.length() <= self.builder.max_event();
+        if oversized.length() + piece.len() > self.builder.max_event() {
             self.unparseable = true;
         }
         if is_readable {
-            passing.push(without_mark(piece, is_first));
+            oversized.push(without_mark(piece, is_first));
         }
     }
 
     fn whole(&mut self, event: &[u8], at: Tick) -> PieceInfo {
         let is_first = std::mem::take(&mut self.is_first);
-        if event.len() > self.tally.max_event() {
+        if event.len() > self.builder.max_event() {
             self.unparseable = true;
-            return PieceInfo { finished: self.tally.is_finished(), ..PieceInfo::default() };
+            return PieceInfo { finished: self.builder.is_finished(), ..PieceInfo::default() };
         }
         let event = without_mark(event, is_first);
         self.recognised(event, at)
             .or_else(|| self.read(event, at))
-            .unwrap_or_else(|| PieceInfo { finished: self.tally.is_finished(), ..PieceInfo::default() })
+            .unwrap_or_else(|| PieceInfo { finished: self.builder.is_finished(), ..PieceInfo::default() })
     }
 
     /// Tries the usual template: `bytes` begin with an event like the last parsed one, with other text and
     /// counts.
     fn known(&mut self, bytes: &[u8], at: Tick) -> Option<(usize, PieceInfo)> {
-        let known = self.mould.as_ref()?;
-        let fit = known.mould.fits(bytes)?;
-        if fit.length > self.tally.max_event() {
+        let known = self.template.as_ref()?;
+        let fit = known.template.fits(bytes)?;
+        if fit.length > self.builder.max_event() {
             return None;
         }
-        self.tally.steady(fit.index.unwrap_or(known.index), &fit, &known.note, at);
-        Some((fit.length, known.note))
+        self.builder.steady(fit.index.unwrap_or(known.index), &fit, &known.info, at);
+        Some((fit.length, known.info))
     }
 
     /// Tries templates of other streams.
     fn recognised(&mut self, event: &[u8], at: Tick) -> Option<PieceInfo> {
-        let EventReader { tally, mould, course, .. } = self;
-        let dialect = tally.dialect();
-        course.as_mut()?.recognise(dialect, event, |shape, fit| {
-            let note = tally.known_event(&shape.sight, fit, at);
-            if note.token
-                && let Some(choice) = shape.sight.goes_on(dialect)
-                && let Some(slots) = shape.mould.slots_in(event)
-                && let Some(own) = Template::of(event, 0, &slots, mould.is_none())
+        let EventReader { builder, template, cursor, .. } = self;
+        let dialect = builder.dialect();
+        cursor.as_mut()?.recognise(dialect, event, |cached_template, fit| {
+            let info = builder.known_event(&cached_template.parsed, fit, at);
+            if info.token
+                && let Some(choice) = cached_template.parsed.goes_on(dialect)
+                && let Some(slots) = cached_template.template.slots_in(event)
+                && let Some(own) = Template::of(event, 0, &slots, template.is_none())
             {
-                *mould = Some(SteadyTemplate { mould: own, index: fit.index.unwrap_or(choice.index), note });
+                *template = Some(SteadyTemplate { template: own, index: fit.index.unwrap_or(choice.index), info });
             }
-            note
+            info
         })
     }
 
     fn read(&mut self, event: &[u8], at: Tick) -> Option<PieceInfo> {
         let fields = EventFields::of(event);
         let is_alone = fields.data.is_none();
-        if let Some(sight) = fields.error.and_then(|error| self.failure_in(error, is_alone)) {
-            return Some(self.tally.event(&sight, at));
+        if let Some(parsed) = fields.error.and_then(|error| self.failure_in(error, is_alone)) {
+            return Some(self.builder.event(&parsed, at));
         }
         let named = EventKind::of(fields.event);
         let nameless_error = || ParsedEvent { kind: named, ..ParsedEvent::default() };
         let Some(data) = fields.data else {
             // Browsers drop it, but it still means that the engine gave up.
-            return (named == EventKind::Error).then(|| self.tally.event(&nameless_error(), at));
+            return (named == EventKind::Error).then(|| self.builder.event(&nameless_error(), at));
         };
         if data.starts_with(DONE) {
-            self.tally.done(at);
+            self.builder.done(at);
             return None;
         }
-        let echo_left = self.tally.echo_left();
-        let mut reading = EventParser::new(self.tally.dialect(), false, echo_left);
-        let Some((sight, slots)) = is_read(&data, &mut reading).then(|| reading.found()).flatten() else {
-            return (named == EventKind::Error).then(|| self.tally.event(&nameless_error(), at));
+        let echo_left = self.builder.echo_left();
+        let mut parser = EventParser::new(self.builder.dialect(), false, echo_left);
+        let Some((parsed, slots)) = is_read(&data, &mut parser).then(|| parser.found()).flatten() else {
+            return (named == EventKind::Error).then(|| self.builder.event(&nameless_error(), at));
         };
-        sight.is_called(named);
-        let learnt = fields.data_at.and_then(|start| self.learn(sight, slots, event, start, echo_left));
-        let note = self.tally.event(sight, at);
-        if note.error.is_some() {
-            return Some(note);
+        parsed.is_called(named);
+        let learnt = fields.data_at.and_then(|start| self.learn(parsed, slots, event, start, echo_left));
+        let info = self.builder.event(parsed, at);
+        if info.error.is_some() {
+            return Some(info);
         }
-        if let Some((mould, index)) = learnt
-            && note.token
+        if let Some((template, index)) = learnt
+            && info.token
         {
-            self.mould = Some(SteadyTemplate { mould, index, note });
+            self.template = Some(SteadyTemplate { template, index, info });
         }
-        if let Some(course) = &mut self.course
+        if let Some(cursor) = &mut self.cursor
             && let Some(start) = fields.data_at
         {
-            course.learn(self.tally.dialect(), event, start..start + data.len(), sight, slots);
+            cursor.learn(self.builder.dialect(), event, start..start + data.len(), parsed, slots);
         }
-        Some(note)
+        Some(info)
     }
 
-    /// What the field `error` of an event says, if it is an object that says something, or stands alone.
+    /// The error in the field `error` of an event, if it is an object that describes one, or is alone.
     fn failure_in(&self, error: &[u8], is_alone: bool) -> Option<ParsedEvent> {
-        let mut reading = EventParser::of_error(self.tally.dialect());
-        let mut sight = is_read(error, &mut reading).then(|| reading.sight())??;
-        sight.has_error |= is_alone;
-        sight.has_error.then_some(sight)
+        let mut parser = EventParser::of_error(self.builder.dialect());
+        let mut parsed = is_read(error, &mut parser).then(|| parser.parsed())??;
+        parsed.has_error |= is_alone;
+        parsed.has_error.then_some(parsed)
     }
 
     /// Adds a template of this event, if only its text makes it a token event.
     fn learn(
         &self,
-        sight: &ParsedEvent,
+        parsed: &ParsedEvent,
         slots: &Placeholders,
         event: &[u8],
         data_at: usize,
@@ -555,8 +557,8 @@ impl EventReader {
         if !self.uses_shortcut || echo_left > 0 {
             return None;
         }
-        let choice = sight.goes_on(self.tally.dialect())?;
-        Some((Template::of(event, data_at, slots, self.mould.is_none())?, choice.index))
+        let choice = parsed.goes_on(self.builder.dialect())?;
+        Some((Template::of(event, data_at, slots, self.template.is_none())?, choice.index))
     }
 }
 
@@ -566,16 +568,16 @@ fn without_mark(event: &[u8], is_first: bool) -> &[u8] {
 
 /// Parses the data of an event; false if it is not JSON. Invalid UTF-8 is read as the replacement
 /// character, as clients do.
-fn is_read(data: &[u8], reading: &mut EventParser) -> bool {
-    if crate::json::walk_answer(data, reading).is_ok() {
+fn is_read(data: &[u8], parser: &mut EventParser) -> bool {
+    if crate::json::walk_answer(data, parser).is_ok() {
         return true;
     }
     if std::str::from_utf8(data).is_ok() {
         return false;
     }
-    *reading = reading.anew();
-    let is_read = crate::json::walk_answer(String::from_utf8_lossy(data).as_bytes(), reading).is_ok();
+    *parser = parser.anew();
+    let is_read = crate::json::walk_answer(String::from_utf8_lossy(data).as_bytes(), parser).is_ok();
     // Offsets refer to the repaired text, so no template can be made.
-    reading.forget_slots();
+    parser.forget_slots();
     is_read
 }

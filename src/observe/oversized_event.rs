@@ -37,10 +37,10 @@ struct Object {
     /// A character cut by the end of a piece.
     cut: Vec<u8>,
     tokenizer: Tokenizer,
-    reading: EventParser,
+    parser: EventParser,
 }
 
-/// What a long event turned out to be.
+/// The meaning of a long event.
 #[derive(Debug)]
 pub(super) enum OversizedEventEnd {
     /// A JSON object, or an event named as an error.
@@ -193,21 +193,21 @@ impl OversizedEvent {
         self.at = LineState::Name;
     }
 
-    /// Ends the event and returns what it was.
+    /// Ends the event and returns its meaning.
     pub(super) fn finish(mut self) -> OversizedEventEnd {
         self.line_ended();
         let error = self.error.and_then(|error| error.finish());
-        if let Some(mut sight) = error.filter(|sight| sight.has_error || !self.has_data) {
-            sight.has_error = true;
-            return OversizedEventEnd::Said(Box::new(sight));
+        if let Some(mut parsed) = error.filter(|parsed| parsed.has_error || !self.has_data) {
+            parsed.has_error = true;
+            return OversizedEventEnd::Said(Box::new(parsed));
         }
         if self.start == DONE {
             return OversizedEventEnd::Done;
         }
         match self.data.finish() {
-            Some(mut sight) => {
-                sight.is_called(self.kind);
-                OversizedEventEnd::Said(Box::new(sight))
+            Some(mut parsed) => {
+                parsed.is_called(self.kind);
+                OversizedEventEnd::Said(Box::new(parsed))
             }
             None if self.kind == EventKind::Error => {
                 OversizedEventEnd::Said(Box::new(ParsedEvent { kind: self.kind, ..ParsedEvent::default() }))
@@ -218,8 +218,8 @@ impl OversizedEvent {
 }
 
 impl Object {
-    fn of(reading: EventParser) -> Self {
-        Object { cut: Vec::new(), tokenizer: Tokenizer::of_answer(), reading }
+    fn of(parser: EventParser) -> Self {
+        Object { cut: Vec::new(), tokenizer: Tokenizer::of_answer(), parser }
     }
 
     /// Takes the next piece. Invalid UTF-8 is read as the replacement character, as clients do.
@@ -261,12 +261,12 @@ impl Object {
 
     fn read(&mut self, text: &[u8]) {
         // The tokenizer keeps an error and reports it at the end.
-        let _ = self.tokenizer.push(text, &mut self.reading);
+        let _ = self.tokenizer.push(text, &mut self.parser);
     }
 
     /// The parsed object, if it was one.
     fn finish(mut self) -> Option<ParsedEvent> {
-        let is_json = self.tokenizer.finish(&mut self.reading).is_ok();
-        self.reading.sight().filter(|_| is_json)
+        let is_json = self.tokenizer.finish(&mut self.parser).is_ok();
+        self.parser.parsed().filter(|_| is_json)
     }
 }

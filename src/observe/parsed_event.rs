@@ -156,7 +156,7 @@ pub(super) struct ParsedEvent {
     pub(super) is_error_object: bool,
     /// `code` and `type` at the top level.
     pub(super) top: ErrorCodes,
-    /// The top level says what went wrong (`detail`, `message`, `error_code` and the like).
+    /// The top level describes an error (`detail`, `message`, `error_code` and the like).
     pub(super) says_flatly: bool,
     /// It has an `error` other than `null`, which may be empty.
     pub(super) has_error_member: bool,
@@ -194,8 +194,8 @@ impl ParsedEvent {
         self.names_tool || self.kind == EventKind::LumpDelta || choices.iter().any(|choice| choice.lump)
     }
 
-    /// An error without an `error` around it, as frameworks and proxies write them, or with one that
-    /// is empty. Where a `type` says what it is, that or a code must be an error's.
+    /// An error without an `error` object, as frameworks and proxies write them, or with an empty one. If
+    /// there is a `type`, it or a code must be an error's.
     pub(super) fn is_flat_error(&self) -> bool {
         let is_typed = !matches!(self.kind, EventKind::Unnamed);
         let is_told = self.says_flatly || self.has_error_member;

@@ -7,7 +7,7 @@ use crate::types::{Dialect, Tick};
 
 use super::timeline::InBandError;
 
-/// What to expect of the response.
+/// Expected properties of the response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResponseExpectation {
     /// Wire format of the response.
@@ -101,7 +101,7 @@ pub struct PieceInfo {
 }
 
 impl PieceInfo {
-    /// The code by which it says that the engine refuses the key that it saw.
+    /// The code by which the engine rejects the presented key.
     #[must_use]
     pub fn refused_key(&self) -> Option<u16> {
         self.error.filter(|error| error.refuses_key()).map(|error| error.code)

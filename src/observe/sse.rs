@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completed_line_of_an_unfinished_event_is_told() {
+    fn a_completed_line_of_an_unfinished_event_is_reported() {
         let mut scanner = EventScanner::new();
         for (bytes, saw_line) in [
             (": ping\n", true),

@@ -150,7 +150,7 @@ impl Template {
     /// Makes a template shared with other responses, of an event or a whole body.
     pub(super) fn shared(whole: &[u8], data_at: usize, slots: &Placeholders) -> Option<Template> {
         let slots = slots.all().filter(|_| !slots.is_private)?;
-        Template::cast(whole, data_at, slots, |_| false).filter(|mould| mould.bytes.len() <= LARGEST_SHARED)
+        Template::cast(whole, data_at, slots, |_| false).filter(|template| template.bytes.len() <= LARGEST_SHARED)
     }
 
     fn cast(
@@ -273,7 +273,7 @@ fn digits(bytes: &[u8]) -> Option<usize> {
     is_count(bytes, digits).then_some(digits)
 }
 
-/// Whether so many digits at the beginning of these bytes are a count.
+/// Whether the first `digits` bytes are a count.
 fn is_count(bytes: &[u8], digits: usize) -> bool {
     (1..=MOST_DIGITS).contains(&digits) && (bytes[0] != b'0' || digits == 1)
 }
@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     /// A template of an event in which `TEXT` is the text and `7` the number.
-    fn mould(event: &str, number: Placeholder) -> Template {
+    fn template(event: &str, number: Placeholder) -> Template {
         let mut slots = Placeholders::default();
         let mut found = [("TEXT", Placeholder::Text), ("7", number)].map(|(part, slot)| (event.find(part), part, slot));
         found.sort_by_key(|(at, ..)| *at);
@@ -371,8 +371,8 @@ mod tests {
 
     #[test]
     fn only_the_text_may_differ() {
-        let mould = mould("data: {\"a\":\"TEXT\",\"finish_reason\":null}\n\n", Placeholder::Ignored);
-        let fits = |text: &str| mould.fits(text.as_bytes()).is_some_and(|fit| fit.length == text.len());
+        let template = template("data: {\"a\":\"TEXT\",\"finish_reason\":null}\n\n", Placeholder::Ignored);
+        let fits = |text: &str| template.fits(text.as_bytes()).is_some_and(|fit| fit.length == text.len());
         assert!(fits("data: {\"a\":\"x\",\"finish_reason\":null}\n\n"));
         assert!(fits("data: {\"a\":\"\\\"finish_reason\\\":\\\"stop\\\"\",\"finish_reason\":null}\n\n"));
         assert!(fits("data: {\"a\":\"\\ud83d\",\"finish_reason\":null}\n\n"));
@@ -385,27 +385,27 @@ mod tests {
         assert!(!fits("data: {\"a\":\"\\u12g4\",\"finish_reason\":null}\n\n"));
         assert!(!fits("data: {\"a\":\"x\",\"finish_reason\":null}\n\n\n"));
         assert!(!fits("data: {\"a\":\"x\",\"finish_reason\":null}\n"));
-        assert!(mould.fits("data: {\"a\":\"\u{e9}\",\"finish_reason\":null}\n\n".as_bytes()).is_some());
-        assert!(mould.fits(b"data: {\"a\":\"\xe9\",\"finish_reason\":null}\n\n").is_none());
+        assert!(template.fits("data: {\"a\":\"\u{e9}\",\"finish_reason\":null}\n\n".as_bytes()).is_some());
+        assert!(template.fits(b"data: {\"a\":\"\xe9\",\"finish_reason\":null}\n\n").is_none());
     }
 
     #[test]
-    fn what_follows_the_event_is_left() {
-        let mould = mould("data: {\"a\":\"TEXT\"}\n\n", Placeholder::Ignored);
-        let fit = mould.fits(b"data: {\"a\":\"abc\"}\n\ndata: {\"a\":\"d\"}\n\n").unwrap();
+    fn bytes_after_the_event_are_left() {
+        let template = template("data: {\"a\":\"TEXT\"}\n\n", Placeholder::Ignored);
+        let fit = template.fits(b"data: {\"a\":\"abc\"}\n\ndata: {\"a\":\"d\"}\n\n").unwrap();
         assert_eq!(fit.length, "data: {\"a\":\"abc\"}\n\n".len());
     }
 
     #[test]
     fn a_number_on_either_side_may_differ_too() {
-        let behind = mould("data: {\"d\":\"TEXT\",\"n\":7}\n\n", Placeholder::Sequence);
+        let behind = template("data: {\"d\":\"TEXT\",\"n\":7}\n\n", Placeholder::Sequence);
         let number = |event: &str| behind.fits(event.as_bytes()).map(|fit| fit.sequence_number);
         assert_eq!(number("data: {\"d\":\"y\",\"n\":1234}\n\n"), Some(Some(1234)));
         assert_eq!(number("data: {\"d\":\"y\",\"n\":01}\n\n"), None);
         assert_eq!(number("data: {\"d\":\"y\",\"n\":}\n\n"), None);
         assert_eq!(number("data: {\"d\":\"y\",\"n\":1.5}\n\n"), None);
         assert_eq!(number("data: {\"d\":\"\",\"n\":8}\n\n"), None);
-        let before = mould("data: {\"n\":7,\"d\":\"TEXT\"}\n\n", Placeholder::Output);
+        let before = template("data: {\"n\":7,\"d\":\"TEXT\"}\n\n", Placeholder::Output);
         let number = |event: &str| before.fits(event.as_bytes()).map(|fit| fit.counts.output);
         assert_eq!(number("data: {\"n\":10,\"d\":\"y\"}\n\n"), Some(Some(10)));
         assert_eq!(number("data: {\"n\":0,\"d\":\"y\"}\n\n"), Some(Some(0)));

@@ -52,7 +52,7 @@ struct TemplateSets {
 /// The templates of one dialect, in the order in which they were added.
 #[derive(Debug)]
 struct TemplateSet {
-    shapes: ArcSwap<Vec<Arc<CachedTemplate>>>,
+    cached_templates: ArcSwap<Vec<Arc<CachedTemplate>>>,
     most: usize,
     /// Bodies or events that matched none.
     misses: AtomicU32,
@@ -61,9 +61,9 @@ struct TemplateSet {
 /// A template, and the meaning of a body or event that matches it.
 #[derive(Debug)]
 pub(super) struct CachedTemplate {
-    pub(super) mould: Template,
+    pub(super) template: Template,
     /// The meaning; values at placeholders are those of the original.
-    pub(super) sight: ParsedEvent,
+    pub(super) parsed: ParsedEvent,
     /// Whether something matched since a template was last replaced.
     is_used: AtomicBool,
 }
@@ -71,7 +71,7 @@ pub(super) struct CachedTemplate {
 /// One response's view: whole bodies, and events in stream order.
 #[derive(Debug)]
 pub(super) struct TemplateCursor {
-    moulds: Arc<TemplateCache>,
+    templates: Arc<TemplateCache>,
     /// Index of the template tried first, because events come in the order in which templates were added.
     next: usize,
     /// Events that matched no template.
@@ -99,26 +99,26 @@ impl TemplateCache {
         body: &[u8],
         take: impl FnOnce(&ParsedEvent, &TemplateMatch),
     ) -> bool {
-        let Some(shelf) = self.bodies.of(dialect) else { return false };
-        shelf.find(body, 0, |shape, fit, _| take(&shape.sight, fit)).is_some()
+        let Some(set) = self.bodies.of(dialect) else { return false };
+        set.find(body, 0, |cached_template, fit, _| take(&cached_template.parsed, fit)).is_some()
     }
 
     /// Adds the template of a body that was parsed in full.
-    pub(super) fn learn(&self, dialect: Dialect, body: &[u8], sight: &ParsedEvent, slots: &Placeholders) {
-        if let Some(shelf) = self.bodies.of(dialect) {
-            shelf.learn(|| CachedTemplate::of(body, 0, sight, slots));
+    pub(super) fn learn(&self, dialect: Dialect, body: &[u8], parsed: &ParsedEvent, slots: &Placeholders) {
+        if let Some(set) = self.bodies.of(dialect) {
+            set.learn(|| CachedTemplate::of(body, 0, parsed, slots));
         }
     }
 }
 
 impl TemplateCursor {
     /// The view of a response that begins.
-    pub(super) fn of(moulds: &Arc<TemplateCache>) -> TemplateCursor {
-        TemplateCursor { moulds: Arc::clone(moulds), next: 0, misses: 0 }
+    pub(super) fn of(templates: &Arc<TemplateCache>) -> TemplateCursor {
+        TemplateCursor { templates: Arc::clone(templates), next: 0, misses: 0 }
     }
 
-    pub(super) fn moulds(&self) -> &TemplateCache {
-        &self.moulds
+    pub(super) fn templates(&self) -> &TemplateCache {
+        &self.templates
     }
 
     #[cfg(test)]
@@ -137,11 +137,11 @@ impl TemplateCursor {
         if self.misses >= STRANGERS {
             return None;
         }
-        let shelf = self.moulds.events.of(dialect)?;
+        let set = self.templates.events.of(dialect)?;
         let next = &mut self.next;
-        shelf.find(event, *next, |shape, fit, at| {
+        set.find(event, *next, |cached_template, fit, at| {
             *next = at + 1;
-            take(shape, fit)
+            take(cached_template, fit)
         })
     }
 
@@ -151,16 +151,15 @@ impl TemplateCursor {
         dialect: Dialect,
         event: &[u8],
         data: Range<usize>,
-        sight: &ParsedEvent,
+        parsed: &ParsedEvent,
         slots: &Placeholders,
     ) {
         if self.misses >= STRANGERS {
             return;
         }
         self.misses += 1;
-        if let Some(shelf) = self.moulds.events.of(dialect) {
-            shelf
-                .learn(|| CachedTemplate::of(event, data.start, sight, slots).filter(|_| has_only_a_name(event, data)));
+        if let Some(set) = self.templates.events.of(dialect) {
+            set.learn(|| CachedTemplate::of(event, data.start, parsed, slots).filter(|_| has_only_a_name(event, data)));
         }
     }
 }
@@ -175,8 +174,11 @@ fn has_only_a_name(event: &[u8], data: Range<usize>) -> bool {
 
 impl TemplateSets {
     fn new(most: usize) -> Self {
-        let [chat, completions, responses, messages] =
-            std::array::from_fn(|_| TemplateSet { shapes: ArcSwap::default(), most, misses: AtomicU32::new(0) });
+        let [chat, completions, responses, messages] = std::array::from_fn(|_| TemplateSet {
+            cached_templates: ArcSwap::default(),
+            most,
+            misses: AtomicU32::new(0),
+        });
         TemplateSets { chat, completions, responses, messages }
     }
 
@@ -200,56 +202,56 @@ impl TemplateSet {
         first: usize,
         take: impl FnOnce(&CachedTemplate, &TemplateMatch, usize) -> T,
     ) -> Option<T> {
-        let shapes = self.shapes.load();
-        let first = if first < shapes.len() { first } else { 0 };
-        for at in (first..shapes.len()).chain(0..first) {
-            let shape = &shapes[at];
-            let Some(fit) = shape.mould.fits_whole(whole) else { continue };
-            if !shape.is_used.load(Relaxed) {
-                shape.is_used.store(true, Relaxed);
+        let cached_templates = self.cached_templates.load();
+        let first = if first < cached_templates.len() { first } else { 0 };
+        for at in (first..cached_templates.len()).chain(0..first) {
+            let cached_template = &cached_templates[at];
+            let Some(fit) = cached_template.template.fits_whole(whole) else { continue };
+            if !cached_template.is_used.load(Relaxed) {
+                cached_template.is_used.store(true, Relaxed);
             }
-            return Some(take(shape, &fit, at));
+            return Some(take(cached_template, &fit, at));
         }
         None
     }
 
     /// Adds a template after a miss.
-    fn learn(&self, shape: impl FnOnce() -> Option<CachedTemplate>) {
+    fn learn(&self, cached_template: impl FnOnce() -> Option<CachedTemplate>) {
         let misses = self.misses.fetch_add(1, Relaxed);
-        if self.shapes.load().len() < self.most || misses.is_multiple_of(REPLACE_EVERY) {
+        if self.cached_templates.load().len() < self.most || misses.is_multiple_of(REPLACE_EVERY) {
             // Of two threads that add at once one may lose its template; it will be added again.
-            shape().into_iter().for_each(|shape| self.take(shape));
+            cached_template().into_iter().for_each(|cached_template| self.take(cached_template));
         }
     }
 
-    /// Adds a template, replacing one that nothing matched lately if the set is full.
-    fn take(&self, shape: CachedTemplate) {
-        let mut shapes = Vec::clone(&self.shapes.load());
-        if shapes.iter().any(|known| known.mould == shape.mould) {
+    /// Adds a template; a full set drops one without recent matches.
+    fn take(&self, cached_template: CachedTemplate) {
+        let mut cached_templates = Vec::clone(&self.cached_templates.load());
+        if cached_templates.iter().any(|known| known.template == cached_template.template) {
             // Another thread has added it.
             return;
         }
-        if shapes.len() >= self.most {
-            let is_idle = |shape: &Arc<CachedTemplate>| !shape.is_used.load(Relaxed);
-            shapes.remove(shapes.iter().rposition(is_idle).unwrap_or(self.most - 1));
-            shapes.iter().for_each(|shape| shape.is_used.store(false, Relaxed));
+        if cached_templates.len() >= self.most {
+            let is_idle = |cached_template: &Arc<CachedTemplate>| !cached_template.is_used.load(Relaxed);
+            cached_templates.remove(cached_templates.iter().rposition(is_idle).unwrap_or(self.most - 1));
+            cached_templates.iter().for_each(|cached_template| cached_template.is_used.store(false, Relaxed));
         }
-        shapes.push(Arc::new(shape));
-        self.shapes.store(Arc::new(shapes));
+        cached_templates.push(Arc::new(cached_template));
+        self.cached_templates.store(Arc::new(cached_templates));
     }
 }
 
 impl CachedTemplate {
     /// The template of a body or event whose meaning follows from its bytes: no error, and at most one
     /// choice.
-    fn of(whole: &[u8], data_at: usize, sight: &ParsedEvent, slots: &Placeholders) -> Option<CachedTemplate> {
-        if sight.has_error || sight.is_error_object || sight.is_flat_error() || sight.choices.len() > 1 {
+    fn of(whole: &[u8], data_at: usize, parsed: &ParsedEvent, slots: &Placeholders) -> Option<CachedTemplate> {
+        if parsed.has_error || parsed.is_error_object || parsed.is_flat_error() || parsed.choices.len() > 1 {
             return None;
         }
-        let mould = Template::shared(whole, data_at, slots)?;
+        let template = Template::shared(whole, data_at, slots)?;
         // Fails for an empty finish reason, or a count that is not an integer.
-        mould.fits_whole(whole)?;
-        Some(CachedTemplate { mould, sight: sight.clone(), is_used: AtomicBool::new(true) })
+        template.fits_whole(whole)?;
+        Some(CachedTemplate { template, parsed: parsed.clone(), is_used: AtomicBool::new(true) })
     }
 }
 

@@ -77,15 +77,15 @@ impl Seen {
         Seen::of(expect, ResponseFormat::Events)
     }
 
-    fn of(expect: ResponseExpectation, reader: ResponseFormat) -> Seen {
-        Seen { observer: Observer::new(expect, reader, 200, watch()), passed: Vec::new(), notes: Vec::new() }
+    fn of(expect: ResponseExpectation, format: ResponseFormat) -> Seen {
+        Seen { observer: Observer::new(expect, format, 200, watch()), passed: Vec::new(), notes: Vec::new() }
     }
 
     fn raw(mut self, millis: u64, bytes: &[u8]) -> Seen {
         let (passed, notes) = (&mut self.passed, &mut self.notes);
-        self.observer.frame(Bytes::copy_from_slice(bytes), Tick::from_millis(millis), &mut |piece, note| {
+        self.observer.frame(Bytes::copy_from_slice(bytes), Tick::from_millis(millis), &mut |piece, info| {
             passed.extend_from_slice(&piece);
-            notes.push(*note);
+            notes.push(*info);
         });
         self
     }
@@ -167,7 +167,7 @@ fn c04_comments_and_pings_are_no_tokens_but_activity() {
 }
 
 #[test]
-fn a_comment_line_counts_before_its_blank_line_comes() {
+fn a_comment_line_counts_before_its_blank_line() {
     let seen = Seen::new(chat()).raw(20, b": k\n");
     assert_eq!(seen.observer.last_activity(), at(20));
     assert_eq!(seen.raw(30, b"data: {").observer.last_activity(), at(20));
@@ -186,14 +186,14 @@ fn c06_an_event_of_3_mib_passes_and_is_read() {
     }
     assert_eq!(seen.passed, event.as_bytes());
     let last = (event.len() - 1) / 4096;
-    assert!(seen.notes.last().is_some_and(|note| note.part == PiecePart::Last && note.visible));
+    assert!(seen.notes.last().is_some_and(|info| info.part == PiecePart::Last && info.visible));
     let seen = seen.ends(Ending::Left, 9999);
     assert_eq!((seen.first_visible, seen.token_events), (at(last as u64), 1));
     assert!(!seen.unparseable);
 }
 
 #[test]
-fn an_event_over_the_cap_passes_unread_and_what_follows_is_read() {
+fn an_event_above_the_limit_passes_unparsed_and_the_next_is_parsed() {
     for size in [100, HELD, 2 * HELD] {
         let watch = ObserverOptions { max_event: size, ..watch() };
         let mut observer = Observer::new(chat(), ResponseFormat::Events, 200, watch);
@@ -249,7 +249,7 @@ fn c10_an_error_inside_a_200() {
 }
 
 #[test]
-fn of_two_errors_the_first_is_told_but_one_behind_text_outranks_it() {
+fn the_first_of_two_errors_counts_unless_the_second_follows_text() {
     let of = |code: u16| format!(r#"{{"error":{{"message":"m","code":{code}}}}}"#);
     let told = |events: &[(u64, &str)]| Seen::new(chat()).all(events).clean(90).error;
     let early = |code| Some(InBandError { code, after_first_token: false });
@@ -260,7 +260,7 @@ fn of_two_errors_the_first_is_told_but_one_behind_text_outranks_it() {
 }
 
 #[test]
-fn usage_inside_a_choice_is_that_choices_where_the_event_has_no_other() {
+fn usage_inside_a_choice_belongs_to_it_unless_the_event_has_its_own() {
     let told = |index: u64, tokens: u64| {
         format!(r#"{{"index":{index},"delta":{{}},"finish_reason":"stop","usage":{{"completion_tokens":{tokens}}}}}"#)
     };
@@ -335,14 +335,14 @@ fn c10_all_shapes_of_errors() {
 }
 
 #[test]
-fn an_error_behind_the_finish_leaves_the_finish_where_it_was() {
+fn an_error_after_the_finish_keeps_the_finish() {
     let seen =
         Seen::new(chat()).all(&[(10, &t("a")), (20, &f("stop")), (30, r#"{"error":{"message":"m"}}"#)]).clean(40);
     assert_eq!((seen.finish, seen.error.map(|error| error.code)), (at(20), Some(500)));
 }
 
 #[test]
-fn an_error_that_says_nothing_is_none() {
+fn an_empty_error_is_ignored() {
     let code = |error: &str| {
         let event = format!("{},\"error\":{error}}}", &t("a")[..t("a").len() - 1]);
         let of_choice = t("a").replace("\"finish_reason\"", &format!("\"error\":{error},\"finish_reason\""));
@@ -384,7 +384,7 @@ fn an_error_that_says_nothing_is_none() {
         );
     }
     assert_eq!(half(r#"{"error":null}"#).0, None);
-    assert_eq!(half(r#"{"type":"note","error":false}"#).0, None, "a type says what it is");
+    assert_eq!(half(r#"{"type":"info","error":false}"#).0, None, "a type says what it is");
     let lines = |lines: &str| Seen::new(chat()).raw(1, lines.as_bytes()).observer.error().map(|error| error.code);
     assert_eq!(lines("error: {}\n\n"), Some(500));
     assert_eq!((lines("error: null\n\n"), lines("error: \n\n")), (None, None));
@@ -396,7 +396,7 @@ fn an_error_that_says_nothing_is_none() {
 }
 
 #[test]
-fn an_engine_that_gives_up_has_failed_also_where_it_says_so_by_a_finish_reason() {
+fn an_engine_that_gives_up_by_a_finish_reason_has_failed() {
     let reasons = [("abort", 500), ("error", 500), ("insufficient_system_resource", 503)];
     for (reason, code) in reasons {
         let first = Seen::new(chat()).all(&[(10, R), (20, &f(reason)), (30, D)]);
@@ -432,7 +432,7 @@ fn an_engine_that_gives_up_has_failed_also_where_it_says_so_by_a_finish_reason()
 }
 
 #[test]
-fn behind_the_finish_of_a_choice_only_text_is_a_token() {
+fn after_the_finish_of_a_choice_only_text_is_a_token() {
     let finished = || Seen::new(chat()).all(&[(10, &t("a")), (50, &t("b")), (60, &f("stop"))]);
     let logprobs = of_choice(0, r#"{"content":""}"#, "null");
     let logprobs = logprobs.replace("\"delta\"", r#""logprobs":{"content":[{"token":"c"}]},"delta""#);
@@ -467,7 +467,7 @@ fn a_message_beside_a_delta_is_not_read() {
         {
             for event in [event(message, delta), event(delta, message)] {
                 let seen = Seen::new(chat()).all(&[(1, &event), (2, &event), (3, &f("stop"))]);
-                let tokens: Vec<bool> = seen.notes.iter().map(|note| note.token).collect();
+                let tokens: Vec<bool> = seen.notes.iter().map(|info| info.token).collect();
                 assert_eq!(tokens, [is_token, is_token, false], "{event}");
                 assert!(!seen.clean(9).has_lumps, "{event}");
             }
@@ -487,7 +487,7 @@ fn a_message_beside_a_delta_is_not_read() {
 }
 
 #[test]
-fn a_count_of_zero_beside_tokens_is_none() {
+fn a_count_of_zero_beside_tokens_is_ignored() {
     let seen =
         Seen::new(chat()).all(&[(0, &t("a")), (80, &t("b")), (160, &t("c")), (170, &f("stop")), (171, &u(9, 0))]);
     let seen = seen.clean(180);
@@ -648,7 +648,7 @@ fn messages_events_that_are_tokens() {
 }
 
 #[test]
-fn the_event_line_names_what_the_data_does_not() {
+fn the_event_line_is_the_fallback_for_the_type() {
     let named = Seen::new(ResponseExpectation::stream(Dialect::Messages, Tick::ZERO))
         .raw(5, b"event: content_block_delta\ndata: {\"delta\":{\"text\":\"a\"}}\n\n")
         .raw(6, b"event: message_stop\ndata: {}\n\n")
@@ -664,17 +664,17 @@ fn the_event_line_names_what_the_data_does_not() {
 #[test]
 fn responses_events_that_are_tokens_and_the_end() {
     let responses = || Seen::new(ResponseExpectation::stream(Dialect::Responses, Tick::ZERO));
-    let note = |data: &str| responses().data(1, data).notes[0];
-    let of_kind = |kind: &str| note(&format!(r#"{{"delta":"x","sequence_number":3,"type":"{kind}"}}"#));
+    let info = |data: &str| responses().data(1, data).notes[0];
+    let of_kind = |kind: &str| info(&format!(r#"{{"delta":"x","sequence_number":3,"type":"{kind}"}}"#));
     assert!(of_kind("response.output_text.delta").visible);
     assert!(of_kind("response.function_call_arguments.delta").visible);
     assert!(of_kind("response.refusal.delta").visible);
     for reasoning in ["response.reasoning_text.delta", "response.reasoning_summary_text.delta"] {
-        let note = of_kind(reasoning);
-        assert!(note.token && !note.visible);
+        let info = of_kind(reasoning);
+        assert!(info.token && !info.visible);
     }
     assert!(!of_kind("response.output_text.done").token);
-    let added = |item: &str| note(&format!(r#"{{"type":"response.output_item.added","item":{item}}}"#));
+    let added = |item: &str| info(&format!(r#"{{"type":"response.output_item.added","item":{item}}}"#));
     assert!(added(r#"{"type":"function_call","name":"f","arguments":""}"#).visible);
     assert!(!added(r#"{"type":"function_call","name":""}"#).token);
     assert!(!added(r#"{"type":"message","content":[]}"#).token);
@@ -721,7 +721,7 @@ fn usage_rises_are_token_events_but_never_visible() {
         (80, u(9, 7)),
     ];
     let seen = all.iter().fold(Seen::new(chat()), |seen, (millis, event)| seen.data(*millis, event));
-    let tokens: Vec<bool> = seen.notes.iter().map(|note| note.token).collect();
+    let tokens: Vec<bool> = seen.notes.iter().map(|info| info.token).collect();
     assert_eq!(tokens, [true, true, true, false, false, false, true, false]);
     let seen = seen.clean(90);
     assert_eq!((seen.first_token, seen.first_visible, seen.last_token), (at(10), at(20), at(70)));
@@ -810,17 +810,17 @@ fn c76_an_error_without_an_error_around_it() {
 
 #[test]
 fn c76_a_shape_without_a_message_does_not_hide_one() {
-    let moulds = std::sync::Arc::new(TemplateCache::new());
+    let templates = std::sync::Arc::new(TemplateCache::new());
     let error_in = |data: &str| {
         let mut seen = Seen::new(chat());
-        seen.observer.knows(&moulds);
+        seen.observer.knows(&templates);
         seen.data(1, data).observer.error().map(|error| error.code)
     };
     for _ in 0..3 {
         assert_eq!(error_in(r#"{"message":"","detail":"","a":"b"}"#), None);
         assert_eq!(error_in(r#"{"message":"m","detail":"","a":"b"}"#), Some(500));
         assert_eq!(error_in(r#"{"message":"","detail":"d","a":"b"}"#), Some(500));
-        assert_eq!(error_in(r#"{"type":"note","message":"m"}"#), None);
+        assert_eq!(error_in(r#"{"type":"info","message":"m"}"#), None);
         assert_eq!(error_in(r#"{"type":"Error","message":"m"}"#), Some(500));
     }
 }
@@ -828,8 +828,8 @@ fn c76_a_shape_without_a_message_does_not_hide_one() {
 #[test]
 fn c77_the_type_of_a_part_says_whether_its_text_is_visible() {
     let part = |part: &str| {
-        let note = Seen::new(chat()).data(1, &delta(&format!(r#"{{"content":[{part}]}}"#))).notes[0];
-        (note.token, note.visible)
+        let info = Seen::new(chat()).data(1, &delta(&format!(r#"{{"content":[{part}]}}"#))).notes[0];
+        (info.token, info.visible)
     };
     for reasoning in [
         r#"{"type":"reasoning","summary":[{"type":"summary_text","text":"We need"}]}"#,
@@ -882,21 +882,21 @@ fn c77_the_type_of_a_part_says_whether_its_text_is_visible() {
 }
 
 #[test]
-fn c77_a_shape_knows_what_kind_of_part_it_is() {
-    let moulds = std::sync::Arc::new(TemplateCache::new());
+fn c77_a_template_knows_the_type_of_its_part() {
+    let templates = std::sync::Arc::new(TemplateCache::new());
     for _ in 0..3 {
         for (kind, visible) in [("text", true), ("reasoning", false), ("thoughts", false), ("output", true)] {
             let mut seen = Seen::new(chat());
-            seen.observer.knows(&moulds);
+            seen.observer.knows(&templates);
             let event = delta(&format!(r#"{{"content":[{{"type":"{kind}","text":"abc"}}]}}"#));
             let seen = seen.data(1, &event).data(2, &event);
-            assert!(seen.notes.iter().all(|note| note.token && note.visible == visible), "{kind}");
+            assert!(seen.notes.iter().all(|info| info.token && info.visible == visible), "{kind}");
         }
     }
 }
 
 #[test]
-fn c78_what_does_not_generate_tells_its_input_in_its_own_way() {
+fn c78_paths_without_output_report_their_input_in_several_forms() {
     let usage = |body: &str| {
         let seen = json(not_streamed(Dialect::Plain), body);
         (seen.usage.input.map(|tokens| tokens.0), seen.output.0)
@@ -1017,7 +1017,7 @@ fn c89_a_logprob_of_nothing_is_no_token() {
 }
 
 #[test]
-fn c110_where_tokens_came_that_no_event_shows_the_finish_is_the_last() {
+fn c110_with_swallowed_tokens_the_finish_is_the_last_token() {
     let stream = |expect: ResponseExpectation, tokens: u64| {
         let events =
             [(100, &*t("a")), (120, &t("b")), (140, &t("c")), (190, &f("stop")), (190, &u(9, tokens)), (190, D)];
@@ -1078,14 +1078,14 @@ fn c110_of_several_choices_the_one_that_is_short_of_events_ends_with_its_finish(
 }
 
 #[test]
-fn a_note_says_where_a_choice_ends() {
+fn the_info_of_a_piece_marks_the_end_of_a_choice() {
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, &u(9, 1)), (4, D)]);
-    let ends: Vec<bool> = seen.notes.iter().map(|note| note.ends_choice).collect();
+    let ends: Vec<bool> = seen.notes.iter().map(|info| info.ends_choice).collect();
     assert_eq!(ends, [false, true, false, false]);
 }
 
 #[test]
-fn usage_only_events_add_up_where_each_follows_a_further_finish() {
+fn usage_only_events_add_up_if_each_follows_a_further_finish() {
     let two = ResponseExpectation { choices: 2, prompts: 2, ..chat() };
     let finish = |index| of_choice(index, "{}", "\"length\"");
     let token = |index| of_choice(index, r#"{"content":"x"}"#, "null");
@@ -1141,7 +1141,7 @@ fn the_first_token_is_that_of_whichever_choice_spoke_first() {
 }
 
 #[test]
-fn usage_beside_several_choices_at_once_is_that_of_the_answer() {
+fn usage_beside_several_choices_belongs_to_the_response() {
     let both = |reason: &str, tokens| {
         let one = |index| format!(r#"{{"index":{index},"delta":{{"content":"x"}},"finish_reason":{reason}}}"#);
         with(&format!(r#"{{"choices":[{},{}]}}"#, one(0), one(1)), 15, tokens)
@@ -1154,7 +1154,7 @@ fn usage_beside_several_choices_at_once_is_that_of_the_answer() {
 }
 
 #[test]
-fn odd_usage_is_not_corrected_and_impossible_counts_are_none() {
+fn odd_usage_is_not_corrected_and_impossible_counts_are_ignored() {
     let odd = r#"{"choices":[],"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":0,
         "total_tokens":3,"completion_tokens_details":{"reasoning_tokens":77},"prompt_tokens_details":null}}"#;
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, &odd.replace('\n', ""))]).clean(4);
@@ -1166,7 +1166,7 @@ fn odd_usage_is_not_corrected_and_impossible_counts_are_none() {
 }
 
 #[test]
-fn a_count_that_cannot_be_is_as_if_it_had_not_been_said() {
+fn an_impossible_count_is_ignored() {
     let largest = 100_000_000;
     for impossible in [largest + 1, (1 << 32) - 1, u64::MAX] {
         let told = |usage: String| {
@@ -1235,7 +1235,7 @@ fn the_last_count_of_one_choice_is_the_one_that_is_judged() {
 }
 
 #[test]
-fn a_total_is_shared_out_where_tokens_came_behind_what_stood_beside_their_choices() {
+fn a_total_is_divided_if_tokens_follow_the_usage_of_their_choices() {
     let two = ResponseExpectation { choices: 2, ..chat() };
     let token = |index| of_choice(index, r#"{"content":"x"}"#, "null");
     let all = [with(&token(0), 9, 1), with(&token(1), 9, 1), token(0), token(0), token(1), token(0), u(9, 12)];
@@ -1298,7 +1298,7 @@ fn only_plain_streams_tell_how_many_tokens_an_event_carries() {
 }
 
 #[test]
-fn an_unfinished_answer_is_not_counted_by_the_first_word_of_its_usage() {
+fn an_unfinished_response_is_not_counted_by_its_first_usage() {
     let start = r#"{"type":"message_start","message":{"usage":{"input_tokens":25,"output_tokens":1}}}"#;
     let text = r#"{"type":"content_block_delta","delta":{"type":"text_delta","text":"hi"}}"#;
     let expect =
@@ -1308,7 +1308,7 @@ fn an_unfinished_answer_is_not_counted_by_the_first_word_of_its_usage() {
 }
 
 #[test]
-fn without_usage_events_are_multiplied_by_what_was_learned() {
+fn without_usage_events_are_multiplied_by_the_learned_ratio() {
     let expect = ResponseExpectation { tokens_per_event: 2.5, ..chat() };
     let seen = Seen::new(expect).all(&[(0, &t("a")), (100, &t("b")), (200, &t("c")), (200, &f("stop"))]).clean(200);
     assert_eq!((seen.output, seen.source), (Tokens(8), TokenSource::Events));
@@ -1331,10 +1331,10 @@ fn echoing(prompts: &[&str]) -> ResponseExpectation {
 }
 
 #[test]
-fn an_echo_of_the_prompt_is_no_token_and_what_goes_beyond_is() {
+fn an_echo_of_the_prompt_is_no_token_and_text_beyond_it_is() {
     let tokens = |prompt: &str, texts: &[&str]| -> Vec<bool> {
         let seen = texts.iter().fold(Seen::new(echoing(&[prompt])), |seen, text| seen.data(1, &completion(text)));
-        seen.notes.iter().map(|note| note.token).collect()
+        seen.notes.iter().map(|info| info.token).collect()
     };
     assert_eq!(tokens("the gateway", &["the", " gate", "way", " the", "x"]), [false, false, false, true, true]);
     assert_eq!(tokens("the gateway", &["the gateway 920", " 5"]), [true, true]);
@@ -1349,12 +1349,12 @@ fn each_choice_echoes_its_own_prompt() {
     let event = |index, text: &str| completion(text).replace("\"index\":0", &format!("\"index\":{index}"));
     let all = [event(1, "two"), event(0, "one"), event(1, "!"), event(0, "two"), event(0, "x")];
     let seen = all.iter().fold(Seen::new(echoing(&["one", "two"])), |seen, event| seen.data(1, event));
-    let tokens: Vec<bool> = seen.notes.iter().map(|note| note.token).collect();
+    let tokens: Vec<bool> = seen.notes.iter().map(|info| info.token).collect();
     assert_eq!(tokens, [false, false, true, true, true]);
 }
 
 #[test]
-fn a_json_answer_has_no_ttft_and_counts_by_usage_or_by_its_text() {
+fn a_json_response_has_no_ttft_and_counts_by_usage_or_by_its_text() {
     let body = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"nine byte"},"finish_reason":"stop"}],
         "usage":{"prompt_tokens":5,"completion_tokens":20},"error":null}"#;
     let seen = json(not_streamed(Dialect::Chat), body);
@@ -1395,7 +1395,7 @@ fn json_answers_of_the_other_dialects() {
 }
 
 #[test]
-fn a_json_body_where_a_stream_was_asked_came_all_at_once() {
+fn a_json_body_instead_of_a_stream_arrives_all_at_once() {
     let body = r#"{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}],"usage":{"completion_tokens":9}}"#;
     let seen = json(chat(), body);
     assert!(seen.streamed);
@@ -1421,17 +1421,17 @@ fn no_json_object_is_unparseable() {
 
 #[test]
 fn c58_a_coded_or_foreign_body_cannot_be_read() {
-    for (reader, dialect, unparseable) in [
+    for (format, dialect, unparseable) in [
         (ResponseFormat::Coded, Dialect::Chat, true),
         (ResponseFormat::Opaque, Dialect::Chat, true),
         (ResponseFormat::Opaque, Dialect::Plain, false),
         (ResponseFormat::Json, Dialect::Plain, false),
     ] {
         let bytes = b"{\"data\":[1]}";
-        let seen = Seen::of(not_streamed(dialect), reader).raw(5, bytes);
+        let seen = Seen::of(not_streamed(dialect), format).raw(5, bytes);
         assert_eq!(seen.passed, bytes);
         let seen = seen.clean(9);
-        assert_eq!((seen.unparseable, seen.finish.is_some()), (unparseable, !unparseable), "{reader:?} {dialect:?}");
+        assert_eq!((seen.unparseable, seen.finish.is_some()), (unparseable, !unparseable), "{format:?} {dialect:?}");
     }
 }
 
@@ -1486,8 +1486,8 @@ fn a_tail_without_its_blank_line_is_read_at_a_clean_end_only() {
     assert_eq!(tail().ends(Ending::Broken, 9).finish, None);
     let mut seen = tail();
     let before = seen.passed.len();
-    seen.observer.clean_end(Tick::from_millis(9), &mut |piece, note| {
-        assert!(note.finished);
+    seen.observer.clean_end(Tick::from_millis(9), &mut |piece, info| {
+        assert!(info.finished);
         seen.passed.extend_from_slice(&piece);
     });
     assert_eq!(&seen.passed[before..], format!("data: {}", f("stop")).as_bytes());
@@ -1610,7 +1610,7 @@ fn slowly(data: &str) -> (bool, bool) {
 
 proptest! {
     #[test]
-    fn the_shortcut_sees_what_a_full_reading_sees(
+    fn the_template_path_gives_the_result_of_full_parsing(
         events in proptest::collection::vec(chat_event(), 1..20),
         choices in 1u64..3,
     ) {
@@ -1627,10 +1627,10 @@ proptest! {
     }
 
     #[test]
-    fn tokens_are_what_a_reader_of_trees_finds(event in chat_event()) {
+    fn tokens_equal_those_of_a_tree_parser(event in chat_event()) {
         prop_assume!(!event.contains("\\ud83d") && !event.contains("usage"));
-        let note = Seen::new(chat()).data(1, &event).notes[0];
-        prop_assert_eq!((note.token, note.visible), slowly(&event));
+        let info = Seen::new(chat()).data(1, &event).notes[0];
+        prop_assert_eq!((info.token, info.visible), slowly(&event));
     }
 
     #[test]
@@ -1665,12 +1665,12 @@ proptest! {
             ],
             0..8,
         ),
-        reader in proptest::sample::select(vec![ResponseFormat::Events, ResponseFormat::Json, ResponseFormat::Opaque, ResponseFormat::Coded]),
+        format in proptest::sample::select(vec![ResponseFormat::Events, ResponseFormat::Json, ResponseFormat::Opaque, ResponseFormat::Coded]),
     ) {
         for dialect in [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Plain] {
             let echo_prompts = [String::from("data")].into();
             let expect = ResponseExpectation { echo_prompts, ..ResponseExpectation::stream(dialect, Tick::ZERO) };
-            let mut seen = frames.iter().fold(Seen::of(expect, reader), |seen, frame| seen.raw(5, frame));
+            let mut seen = frames.iter().fold(Seen::of(expect, format), |seen, frame| seen.raw(5, frame));
             seen.observer.clean_end(Tick::from_millis(6), &mut |piece, _| seen.passed.extend_from_slice(&piece));
             prop_assert_eq!(&seen.passed, &frames.concat());
         }
@@ -1708,17 +1708,17 @@ proptest! {
         };
         let long: String = broken.iter().map(|line| format!("data: {line}{end}")).collect::<String>() + &end;
         let short = Seen::new(chat()).data(5, &event);
-        let passing = long.as_bytes().chunks(size).fold(Seen::new(chat()), |seen, frame| seen.raw(5, frame));
-        prop_assert_eq!(&passing.passed, long.as_bytes());
-        let note = passing.notes.iter().rev().find(|note| note.part != PiecePart::Whole).copied().unwrap();
-        prop_assert_eq!(PieceInfo { part: PiecePart::Whole, ..note }, short.notes[0]);
-        prop_assert_eq!(passing.clean(9), short.clean(9));
+        let oversized = long.as_bytes().chunks(size).fold(Seen::new(chat()), |seen, frame| seen.raw(5, frame));
+        prop_assert_eq!(&oversized.passed, long.as_bytes());
+        let info = oversized.notes.iter().rev().find(|info| info.part != PiecePart::Whole).copied().unwrap();
+        prop_assert_eq!(PieceInfo { part: PiecePart::Whole, ..info }, short.notes[0]);
+        prop_assert_eq!(oversized.clean(9), short.clean(9));
     }
 }
 
 /// A long event means what it would mean if it were short.
 #[test]
-fn a_long_event_says_what_it_would_say_if_it_were_short() {
+fn a_long_event_has_the_meaning_of_a_short_one() {
     let pad = "x".repeat(HELD);
     let token = |end: &str| format!("data: {}{end}", t(&pad)).into_bytes();
     let mut no_utf8 = token("\n\n");
@@ -1754,7 +1754,7 @@ fn a_long_event_says_what_it_would_say_if_it_were_short() {
 }
 
 #[test]
-fn choices_that_were_not_asked_for_take_no_more_memory_however_many_there_are() {
+fn unrequested_choices_use_bounded_memory() {
     let mut seen = Seen::new(chat());
     let mut heap = 0;
     for index in 0..20_000 {

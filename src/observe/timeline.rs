@@ -21,7 +21,7 @@ pub enum ResponseFormat {
     Coded,
 }
 
-/// What an observer measures beyond the moments of every timeline.
+/// Options of an observer beyond the timestamps of every timeline.
 #[derive(Clone, Debug)]
 pub struct ObserverOptions {
     /// Upper edges of the class's inter-token-gap histogram, ascending. Larger gaps fall into one more
@@ -85,7 +85,7 @@ pub struct Usage {
 /// One choice of a response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// Its index in the answer.
+    /// Its index in the response.
     pub index: u64,
     /// Arrival of its first token event.
     pub first_token: Option<Tick>,
@@ -148,7 +148,7 @@ impl InBandError {
     }
 }
 
-/// The moment from which on a client's refusal of bytes is what is measured.
+/// Time from which on the client's refusal to read determines the measures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientLimited {
     /// Start of the stretch of not reading that lasted too long. Later silence is the client's doing.
@@ -168,7 +168,7 @@ pub enum TimeoutKind {
     Total,
 }
 
-/// How the transport of a response ended. `judge` decides what it means.
+/// How the transport of a response ended. `judge` interprets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The engine's body ended by its framing; or the response had finished and the gateway ended it because

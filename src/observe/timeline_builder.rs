@@ -15,11 +15,11 @@ use super::timeline::{
 };
 use super::usage::{UsageCounts, UsageTotals};
 
-/// Tokens beyond those that events can have carried which show that some were swallowed. One is the stop
-/// token, which comes with the finish reason.
+/// Surplus of tokens over the possible content of the events that shows swallowed tokens. A surplus of one is
+/// the stop token, which arrives with the finish reason.
 const UNSEEN: f64 = 2.0;
 
-/// So many choices are told apart where fewer were asked for.
+/// Most choices distinguished if fewer were requested.
 const UNASKED_CHOICES: usize = 16;
 
 /// One choice as seen so far.
@@ -189,21 +189,21 @@ impl TimelineBuilder {
     }
 
     /// Adds an event like the previous one, with other text and counts.
-    pub(super) fn steady(&mut self, index: u64, fit: &TemplateMatch, note: &PieceInfo, at: Tick) {
+    pub(super) fn steady(&mut self, index: u64, fit: &TemplateMatch, info: &PieceInfo, at: Tick) {
         if fit.sequence_number.is_some() {
             self.sequence_number = fit.sequence_number;
         }
-        if note.usage == UsagePosition::WithChoice {
+        if info.usage == UsagePosition::WithChoice {
             let (slot, counts) = (self.slot(index), fit.counts.possible());
             self.usage_rises(slot, counts, false);
-            self.token(index, at, note.visible);
+            self.token(index, at, info.visible);
             self.choices[slot].is_told = counts.output.is_some();
             return;
         }
         if fit.counts != UsageCounts::default() {
             self.told().take(fit.counts.possible());
         }
-        self.token(index, at, note.visible);
+        self.token(index, at, info.visible);
     }
 
     /// Allocated on first use, because usage comes late or never.
@@ -235,8 +235,8 @@ impl TimelineBuilder {
         }
     }
 
-    /// Where the choice of this index stands; a new one undoes the finish. Choices take memory: of
-    /// more than can be expected the rest are one with the last.
+    /// Position of the choice with this index; a new choice revokes the finish. Choices use memory, so those
+    /// beyond the expected number share the last position.
     fn slot(&mut self, index: u64) -> usize {
         match self.choices.binary_search_by_key(&index, |choice| choice.index) {
             Ok(slot) => slot,
@@ -297,68 +297,68 @@ impl TimelineBuilder {
     }
 
     /// Adds an event that was parsed in full.
-    pub(super) fn event(&mut self, sight: &ParsedEvent, at: Tick) -> PieceInfo {
-        self.sequence_number = sight.sequence_number.or(self.sequence_number);
-        self.event_of(sight, sight.all_choices(self.dialect()), sight.usage, at)
+    pub(super) fn event(&mut self, parsed: &ParsedEvent, at: Tick) -> PieceInfo {
+        self.sequence_number = parsed.sequence_number.or(self.sequence_number);
+        self.event_of(parsed, parsed.all_choices(self.dialect()), parsed.usage, at)
     }
 
     /// Adds an event that matched a template with this content, with other text and numbers.
-    pub(super) fn known_event(&mut self, sight: &ParsedEvent, fit: &TemplateMatch, at: Tick) -> PieceInfo {
+    pub(super) fn known_event(&mut self, parsed: &ParsedEvent, fit: &TemplateMatch, at: Tick) -> PieceInfo {
         self.sequence_number = fit.sequence_number.or(self.sequence_number);
-        let choice = self.known_choice(sight, fit);
-        self.event_of(sight, choice.as_slice(), fit.counts, at)
+        let choice = self.known_choice(parsed, fit);
+        self.event_of(parsed, choice.as_slice(), fit.counts, at)
     }
 
-    fn event_of(&mut self, sight: &ParsedEvent, choices: &[ParsedChoice], usage: UsageCounts, at: Tick) -> PieceInfo {
-        let error = self.error_in(sight, choices);
+    fn event_of(&mut self, parsed: &ParsedEvent, choices: &[ParsedChoice], usage: UsageCounts, at: Tick) -> PieceInfo {
+        let error = self.error_in(parsed, choices);
         // The first error is reported and later events do not improve it, but one that interrupts text takes
         // precedence.
         if self.error.is_none_or(|first| error.is_some_and(|next| next.after_first_token && !first.after_first_token)) {
             self.error = error;
         }
         let usage = usage.possible();
-        self.has_lumps |= sight.comes_in_lumps(choices);
-        if sight.has_usage && matches!(self.dialect(), Dialect::Responses | Dialect::Messages) {
+        self.has_lumps |= parsed.comes_in_lumps(choices);
+        if parsed.has_usage && matches!(self.dialect(), Dialect::Responses | Dialect::Messages) {
             self.told().take(usage);
         }
-        let mut note = match (self.dialect(), choices) {
+        let mut info = match (self.dialect(), choices) {
             (Dialect::Chat | Dialect::Completions, _) => {
                 // With several choices in one event it is unclear to which the usage belongs.
-                let is_clear = choices.len() < 2 || !sight.usage_is_of_a_choice;
-                self.chunk(choices, (sight.has_usage && is_clear).then_some(usage), at)
+                let is_clear = choices.len() < 2 || !parsed.usage_is_of_a_choice;
+                self.chunk(choices, (parsed.has_usage && is_clear).then_some(usage), at)
             }
-            (Dialect::Responses, [only]) => self.response_event(sight, only, at),
-            (Dialect::Messages, [only]) => self.message_event(sight, only, at),
+            (Dialect::Responses, [only]) => self.response_event(parsed, only, at),
+            (Dialect::Messages, [only]) => self.message_event(parsed, only, at),
             (Dialect::Plain, _) => {
-                if let Some(counts) = sight.plain_usage() {
+                if let Some(counts) = parsed.plain_usage() {
                     self.told().take(counts.possible());
                 }
                 PieceInfo::default()
             }
             _ => PieceInfo::default(),
         };
-        note.error = error;
-        note.finished = self.is_finished();
-        note
+        info.error = error;
+        info.finished = self.is_finished();
+        info
     }
 
     /// A reported error, or a finish reason which says that the engine gave up, because such a response must
     /// not look better than one with an explicit error.
-    fn error_in(&self, sight: &ParsedEvent, choices: &[ParsedChoice]) -> Option<InBandError> {
-        let is_called = matches!(sight.kind, EventKind::Error | EventKind::Failed);
-        let is_error = sight.has_error || sight.is_error_object || is_called || sight.is_flat_error();
-        let mut reasons = choices.iter().filter_map(|choice| choice.finish).chain(sight.incomplete);
+    fn error_in(&self, parsed: &ParsedEvent, choices: &[ParsedChoice]) -> Option<InBandError> {
+        let is_called = matches!(parsed.kind, EventKind::Error | EventKind::Failed);
+        let is_error = parsed.has_error || parsed.is_error_object || is_called || parsed.is_flat_error();
+        let mut reasons = choices.iter().filter_map(|choice| choice.finish).chain(parsed.incomplete);
         let failure = reasons.find_map(Reason::failure);
         if !is_error && failure.is_none() {
             return None;
         }
-        let code = sight.error.http().or(sight.top.http()).or(failure).unwrap_or(UNKNOWN);
+        let code = parsed.error.http().or(parsed.top.http()).or(failure).unwrap_or(UNKNOWN);
         Some(InBandError { code, after_first_token: self.has_token() })
     }
 
     /// Adds an event of `chat/completions` or `completions`.
     fn chunk(&mut self, choices: &[ParsedChoice], usage: Option<UsageCounts>, at: Tick) -> PieceInfo {
-        let mut note = PieceInfo::default();
+        let mut info = PieceInfo::default();
         let single = choices.len() == 1;
         for choice in choices {
             let slot = self.slot(choice.index);
@@ -372,19 +372,19 @@ impl TimelineBuilder {
             let is_token = if choice.has_text() { !is_echo } else { goes_on && (rises || choice.logprobs) };
             if is_token {
                 self.token(choice.index, at, choice.visible);
-                note.token = true;
-                note.visible |= choice.visible;
+                info.token = true;
+                info.visible |= choice.visible;
             }
             self.choices[slot].is_told |= single && usage.is_some_and(|usage| usage.output.is_some());
             if let Some(reason) = choice.finish {
-                note.ends_choice = true;
+                info.ends_choice = true;
                 self.choices[slot].finished = Some(at);
                 self.last_finished = choice.index;
                 self.reason(reason);
             }
         }
         if let Some(usage) = usage {
-            note.usage = if choices.is_empty() { UsagePosition::Alone } else { UsagePosition::WithChoice };
+            info.usage = if choices.is_empty() { UsagePosition::Alone } else { UsagePosition::WithChoice };
             // Usage beside several choices belongs to none of them.
             if !single {
                 self.usage_of_request(usage);
@@ -395,7 +395,7 @@ impl TimelineBuilder {
         if is_whole && self.error.is_none() {
             self.finish.get_or_insert(at);
         }
-        note
+        info
     }
 
     fn reason(&mut self, reason: Reason) {
@@ -421,11 +421,11 @@ impl TimelineBuilder {
     }
 
     /// Whether this text only repeats the choice's prompt, or continues to.
-    fn is_echo(&mut self, slot: usize, sight: &ParsedChoice) -> bool {
+    fn is_echo(&mut self, slot: usize, parsed: &ParsedChoice) -> bool {
         let Some(echoed) = self.choices[slot].echoed else { return false };
         let left = self.prompt_of(self.choices[slot].index).and_then(|prompt| prompt.as_bytes().get(echoed..));
-        let is_echo = left.is_some_and(|left| left.starts_with(&sight.text));
-        self.choices[slot].echoed = is_echo.then_some(echoed + sight.text.len());
+        let is_echo = left.is_some_and(|left| left.starts_with(&parsed.text));
+        self.choices[slot].echoed = is_echo.then_some(echoed + parsed.text.len());
         is_echo
     }
 
@@ -436,38 +436,38 @@ impl TimelineBuilder {
         self.told().behind(usage, finishes, prompt);
     }
 
-    fn response_event(&mut self, sight: &ParsedEvent, only: &ParsedChoice, at: Tick) -> PieceInfo {
-        let channel = match sight.kind {
+    fn response_event(&mut self, parsed: &ParsedEvent, only: &ParsedChoice, at: Tick) -> PieceInfo {
+        let channel = match parsed.kind {
             EventKind::Delta(channel) if only.has_text() => Some(channel),
             EventKind::LumpDelta if only.has_text() => Some(Channel::Visible),
-            EventKind::ItemAdded if sight.names_tool => Some(Channel::Visible),
+            EventKind::ItemAdded if parsed.names_tool => Some(Channel::Visible),
             _ => None,
         };
-        let note = self.only_token(channel, at);
-        match sight.kind {
+        let info = self.only_token(channel, at);
+        match parsed.kind {
             EventKind::Completed => self.ended_by(Some(Reason::Other), at),
-            EventKind::Incomplete => self.ended_by(sight.incomplete.or(Some(Reason::Length)), at),
+            EventKind::Incomplete => self.ended_by(parsed.incomplete.or(Some(Reason::Length)), at),
             _ => {}
         }
-        note
+        info
     }
 
-    fn message_event(&mut self, sight: &ParsedEvent, only: &ParsedChoice, at: Tick) -> PieceInfo {
-        let channel = match sight.kind {
+    fn message_event(&mut self, parsed: &ParsedEvent, only: &ParsedChoice, at: Tick) -> PieceInfo {
+        let channel = match parsed.kind {
             EventKind::BlockDelta if only.visible => Some(Channel::Visible),
             EventKind::BlockDelta if only.hidden => Some(Channel::Hidden),
-            EventKind::BlockStart if sight.names_tool => Some(Channel::Visible),
+            EventKind::BlockStart if parsed.names_tool => Some(Channel::Visible),
             _ => None,
         };
-        let note = self.only_token(channel, at);
+        let info = self.only_token(channel, at);
         if let Some(reason) = only.finish {
             self.reason(reason);
             self.has_stopped = true;
         }
-        if sight.kind == EventKind::Stop {
+        if parsed.kind == EventKind::Stop {
             self.ended_by(None, at);
         }
-        note
+        info
     }
 
     fn only_token(&mut self, channel: Option<Channel>, at: Tick) -> PieceInfo {
@@ -492,30 +492,30 @@ impl TimelineBuilder {
 
     /// Takes a whole JSON body whose last byte was received at `at`. If a stream was requested, all its
     /// tokens came then.
-    pub(super) fn body(&mut self, sight: &ParsedEvent, at: Tick) {
-        self.whole(sight, sight.all_choices(self.dialect()), sight.usage, at);
+    pub(super) fn body(&mut self, parsed: &ParsedEvent, at: Tick) {
+        self.whole(parsed, parsed.all_choices(self.dialect()), parsed.usage, at);
     }
 
     /// Takes a body that matched a template with this content, with other text and counts.
-    pub(super) fn known_body(&mut self, sight: &ParsedEvent, fit: &TemplateMatch, at: Tick) {
-        let choice = self.known_choice(sight, fit);
-        self.whole(sight, choice.as_slice(), fit.counts, at);
+    pub(super) fn known_body(&mut self, parsed: &ParsedEvent, fit: &TemplateMatch, at: Tick) {
+        let choice = self.known_choice(parsed, fit);
+        self.whole(parsed, choice.as_slice(), fit.counts, at);
     }
 
     /// The choice of a template's content, with the values of its placeholders.
-    fn known_choice(&self, sight: &ParsedEvent, fit: &TemplateMatch) -> Option<ParsedChoice> {
-        let choice = sight.all_choices(self.dialect()).first()?;
+    fn known_choice(&self, parsed: &ParsedEvent, fit: &TemplateMatch) -> Option<ParsedChoice> {
+        let choice = parsed.all_choices(self.dialect()).first()?;
         let index = fit.index.unwrap_or(choice.index);
         Some(ParsedChoice { index, bytes: fit.bytes, finish: fit.finish, ..choice.clone() })
     }
 
-    fn whole(&mut self, sight: &ParsedEvent, choices: &[ParsedChoice], usage: UsageCounts, at: Tick) {
-        let status_failed = sight.status == Some(Status::Failed);
-        if let Some(error) = self.error_in(sight, choices).or(status_failed.then_some(InBandError::UNKNOWN)) {
+    fn whole(&mut self, parsed: &ParsedEvent, choices: &[ParsedChoice], usage: UsageCounts, at: Tick) {
+        let status_failed = parsed.status == Some(Status::Failed);
+        if let Some(error) = self.error_in(parsed, choices).or(status_failed.then_some(InBandError::UNKNOWN)) {
             self.error = Some(error);
             return;
         }
-        let usage = if self.dialect().generates() { sight.has_usage.then_some(usage) } else { sight.plain_usage() };
+        let usage = if self.dialect().generates() { parsed.has_usage.then_some(usage) } else { parsed.plain_usage() };
         if let Some(usage) = usage {
             self.told().take(usage.possible());
         }
@@ -525,9 +525,9 @@ impl TimelineBuilder {
                 bytes += self.whole_choice(choice, at);
             }
             self.visible_bytes = Some(bytes);
-            match sight.status {
+            match parsed.status {
                 Some(Status::Completed) => self.reason(Reason::Other),
-                Some(Status::Incomplete) => self.reason(sight.incomplete.unwrap_or(Reason::Length)),
+                Some(Status::Incomplete) => self.reason(parsed.incomplete.unwrap_or(Reason::Length)),
                 _ => {}
             }
         }
@@ -535,32 +535,32 @@ impl TimelineBuilder {
     }
 
     /// Adds a choice of a JSON body. Returns its bytes of visible text.
-    fn whole_choice(&mut self, sight: &ParsedChoice, at: Tick) -> u64 {
-        let slot = self.slot(sight.index);
-        let prompt = self.prompt_of(sight.index).map_or(0, str::len);
+    fn whole_choice(&mut self, parsed: &ParsedChoice, at: Tick) -> u64 {
+        let slot = self.slot(parsed.index);
+        let prompt = self.prompt_of(parsed.index).map_or(0, str::len);
         let goes_on = self.choices[slot].echoed.is_some()
-            && self.prompt_of(sight.index).is_some_and(|prompt| sight.text.starts_with(prompt.as_bytes()));
-        let is_echo = self.is_echo(slot, sight);
-        if sight.has_text() && !is_echo || sight.logprobs && !sight.has_text() {
+            && self.prompt_of(parsed.index).is_some_and(|prompt| parsed.text.starts_with(prompt.as_bytes()));
+        let is_echo = self.is_echo(slot, parsed);
+        if parsed.has_text() && !is_echo || parsed.logprobs && !parsed.has_text() {
             if self.expect.stream_asked {
-                self.token(sight.index, at, sight.visible);
+                self.token(parsed.index, at, parsed.visible);
             } else {
                 self.choices[slot].events = 1;
-                self.has_visible |= sight.visible;
+                self.has_visible |= parsed.visible;
             }
         }
-        if let Some(reason) = sight.finish {
+        if let Some(reason) = parsed.finish {
             self.choices[slot].finished = Some(at);
             self.reason(reason);
         }
         let echoed = if is_echo {
-            sight.bytes
+            parsed.bytes
         } else if goes_on {
             prompt as u64
         } else {
             0
         };
-        sight.bytes.saturating_sub(echoed)
+        parsed.bytes.saturating_sub(echoed)
     }
 
     /// A body that is not read ended completely.
@@ -571,7 +571,7 @@ impl TimelineBuilder {
     }
 
     /// The timeline so far.
-    pub(super) fn timeline(&self, reader: ResponseFormat, status: u16, ending: Ending, end: Tick) -> Timeline {
+    pub(super) fn timeline(&self, format: ResponseFormat, status: u16, ending: Ending, end: Tick) -> Timeline {
         let (usage, output, source) = self.outputs();
         let events: u64 = self.choices.iter().map(|choice| choice.events).sum();
         let first = |moment: fn(&ChoiceProgress) -> Option<Tick>| self.choices.iter().filter_map(moment).min();
@@ -581,8 +581,8 @@ impl TimelineBuilder {
         }
         Timeline {
             start: self.expect.start,
-            streamed: self.dialect().generates() && (self.expect.stream_asked || reader == ResponseFormat::Events),
-            reader,
+            streamed: self.dialect().generates() && (self.expect.stream_asked || format == ResponseFormat::Events),
+            reader: format,
             first_token: first(|choice| choice.first_token),
             first_visible: first(|choice| choice.first_visible),
             last_token: self.choices.iter().filter_map(|choice| choice.last_token).max(),

@@ -20,7 +20,7 @@ use super::in_flight::InFlightRequest;
 use super::request_record::{AttemptFailure, AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
 use super::trace::{OutgoingTrace, RequestTrace, SpanId};
 
-/// What applies to a request from classification on.
+/// Policy of a request from classification on.
 #[derive(Clone, Debug)]
 pub struct RequestPolicy {
     /// The class.
@@ -101,7 +101,7 @@ struct RequestFields {
     body_complete: Option<Tick>,
     /// How long the gateway waited for its body.
     client_wait: Duration,
-    /// Where a journal is kept.
+    /// Present if a journal is kept.
     prompt_shape: Option<Box<PromptShape>>,
     admitted: Option<Tick>,
     spilled: bool,
@@ -110,7 +110,7 @@ struct RequestFields {
     ahead: Option<ClientState>,
     /// The unknown path or model it asked for, escaped and shortened.
     asked: Option<Box<str>>,
-    /// Where spans are exported.
+    /// Present if spans are exported.
     trace: Option<Box<RequestTrace>>,
 }
 
@@ -153,11 +153,11 @@ impl ActiveRequest {
         &self.fields.request_id
     }
 
-    /// Begins its trace, or goes on in that of these headers, where spans are exported.
+    /// Begins its trace, or continues the one of these headers, if spans are exported.
     pub fn begin_trace(&mut self, headers: &HeaderMap) {
         let recorder = &self.gauge.recorder;
         if let Some(sampling) = recorder.sampling() {
-            // Two of either are as good as none: nobody can say which one is meant.
+            // A repeated header is ignored, because it is ambiguous.
             let only = |name: &str| {
                 let mut values = headers.get_all(name).iter();
                 values.next().filter(|_| values.next().is_none()).map(HeaderValue::as_bytes)
@@ -168,7 +168,7 @@ impl ActiveRequest {
         }
     }
 
-    /// The model as engines know it, and the kind of the engines that it goes to, for its trace.
+    /// The model name and the kind of the engines, for its trace.
     pub fn traced_to<'m>(&mut self, names: impl FnOnce() -> (Option<&'m str>, &'static str)) {
         if let Some(trace) = &mut self.fields.trace {
             let (model, provider) = names();
@@ -176,7 +176,7 @@ impl ActiveRequest {
         }
     }
 
-    /// Which of our paths it came to, and whether answers there are judged.
+    /// Sets the API path, and whether its responses are judged.
     pub fn set_endpoint(&mut self, endpoint: ApiPath, is_judged: bool) {
         let fields = &mut *self.fields;
         (fields.endpoint, fields.is_unjudged) = (Some(endpoint), !is_judged);
@@ -193,21 +193,21 @@ impl ActiveRequest {
         self.fields.tenant = Some(tenant);
     }
 
-    /// Records that the last byte of the body was read at `at`, and how long the gateway waited for body
-    /// bytes that the client did not send.
+    /// Records the time of the body's last byte, and the time in which the gateway waited for bytes that the
+    /// client did not send.
     pub fn uploaded(&mut self, at: Tick, client_wait: Duration) {
         let fields = &mut *self.fields;
         (fields.body_complete, fields.client_wait) = (Some(at), client_wait);
     }
 
-    /// The prompt, for the journal: `shape` is made only where one is kept.
+    /// Sets the prompt for the journal; `shape` is called only if one is kept.
     pub fn prompt_is(&mut self, shape: impl FnOnce() -> PromptShape) {
         if self.gauge.recorder.has_journal() {
             self.fields.prompt_shape = Some(Box::new(shape()));
         }
     }
 
-    /// The class that applies, and what comes with it.
+    /// Sets the class and its policy.
     pub fn set_policy(&mut self, promise: RequestPolicy) {
         self.gauge.open.standing.lock().promise = Some(promise.clone());
         self.fields.promise = Some(promise);
@@ -247,7 +247,7 @@ impl ActiveRequest {
         self.gauge.open.standing.lock().waits = false;
     }
 
-    /// Records that it goes on to this pool of its route because of the previous queue.
+    /// Records that it spilled to this pool of its route because of the previous queue.
     pub fn spilled(&mut self, pool: &PoolId) {
         self.fields.spilled = true;
         self.set_pool(pool.clone(), false);
@@ -288,7 +288,7 @@ impl ActiveRequest {
         self.fields.degraded.kinds
     }
 
-    /// Begins an attempt; returns what its engine is told of the trace.
+    /// Begins an attempt; returns the trace context for its engine.
     pub fn begin_attempt(&mut self, pool: &PoolId, engine: EngineId, begin: Tick) -> Option<Box<OutgoingTrace>> {
         let fields = &mut *self.fields;
         let outgoing = fields.trace.as_ref().map(|trace| {
@@ -322,13 +322,13 @@ impl ActiveRequest {
         self.fields.promise.as_mut().map(|promise| &mut promise.case)
     }
 
-    /// What applies to it, once classified.
+    /// Its policy, once classified.
     #[must_use]
     pub fn promise(&self) -> Option<&RequestPolicy> {
         self.fields.promise.as_ref()
     }
 
-    /// Where the relay records token events for the gauge of overdue requests.
+    /// Cell in which the relay records token events, for the gauge of overdue requests.
     #[must_use]
     pub fn progress_cell(&self) -> ProgressCell {
         self.gauge.open.progress_cell.clone()

@@ -70,7 +70,7 @@ struct BurnSlot {
     count: JudgedCount,
 }
 
-/// What was counted, in a form that outlives the process.
+/// Counts in a form that outlives the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BurnState {
     /// Each window.
@@ -126,7 +126,7 @@ impl Ring {
         }
     }
 
-    /// Takes in what a process before has counted. Numbers that the window no longer covers, or not yet, are left out.
+    /// Restores the counts of a previous process. Numbers outside the window are left out.
     fn restore(&mut self, state: &WindowState, at: Tick) {
         let newest = self.number_at(at);
         for &(number, met, judged) in &state.slots {
@@ -215,7 +215,7 @@ impl WindowCount {
 #[derive(Debug)]
 pub struct Burn {
     target: f64,
-    /// Unix time at the tick 0, in nanoseconds; 0 where nothing is to outlive the process.
+    /// Unix time at the tick 0, in nanoseconds; 0 if counts do not outlive the process.
     epoch: u64,
     rings: Vec<Ring>,
     /// Requests since the last slot change. Added to every ring at the next change, so that a request is
@@ -226,6 +226,15 @@ pub struct Burn {
     served: Ring,
     /// The same by tenant.
     tenants: Tenants,
+    summed: Option<SummedCounts>,
+}
+
+/// Counts over all gateways, which replace those of this process.
+#[derive(Debug)]
+struct SummedCounts {
+    windows: Vec<WindowCount>,
+    /// When they are too old to be used.
+    until: Tick,
 }
 
 impl Burn {
@@ -235,7 +244,7 @@ impl Burn {
         Burn::at_epoch(target, window, since, Duration::ZERO)
     }
 
-    /// The same where counts outlive the process: `epoch` is the Unix time at the tick 0.
+    /// The same with counts that outlive the process: `epoch` is the Unix time at the tick 0.
     #[must_use]
     pub fn at_epoch(target: f64, window: Duration, since: Tick, epoch: Duration) -> Self {
         let epoch = u64::try_from(epoch.as_nanos()).unwrap_or_default();
@@ -249,16 +258,46 @@ impl Burn {
             stretch: 0..0,
             served: Ring::new(PRESSURE, since, epoch),
             tenants: Tenants::default(),
+            summed: None,
         }
     }
 
-    /// What was counted so far, over every window.
+    /// Shows these counts, of all gateways, in place of this process' own until then.
+    pub fn set_summed(&mut self, windows: Vec<WindowCount>, until: Tick) {
+        self.summed = Some(SummedCounts { windows, until });
+    }
+
+    /// Whether the counts shown at `at` are those of all gateways.
+    #[must_use]
+    pub fn is_summed(&self, at: Tick) -> bool {
+        self.summed.as_ref().is_some_and(|summed| at < summed.until)
+    }
+
+    /// Whether its counts outlive the process.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.epoch > 0
+    }
+
+    /// The lengths of all windows.
+    pub fn windows(&self) -> impl Iterator<Item = Duration> {
+        self.rings.iter().map(|ring| ring.window)
+    }
+
+    /// The published counts of a ring's window: the sum over all gateways if known, else the ring's own.
+    fn shown(&self, ring: &Ring, at: Tick) -> WindowCount {
+        let summed = self.summed.as_ref().filter(|summed| at < summed.until);
+        let known = summed.and_then(|summed| summed.windows.iter().find(|count| count.window == ring.window));
+        known.copied().unwrap_or_else(|| ring.span(self.fresh, at))
+    }
+
+    /// The counts so far, over every window.
     pub fn state(&mut self) -> BurnState {
         self.settle();
         BurnState { windows: self.rings.iter().map(Ring::state).collect() }
     }
 
-    /// Takes in what a process before has counted, for the windows that both have.
+    /// Restores the counts of a previous process, for the windows that both have.
     pub fn restore(&mut self, state: &BurnState, at: Tick) {
         self.settle();
         for ring in &mut self.rings {
@@ -329,13 +368,13 @@ impl Burn {
     pub fn spans(&self, at: Tick) -> impl Iterator<Item = WindowCount> {
         let common = COMMON.contains(&self.own_ring().window);
         let shown = if common { self.rings.len() - 1 } else { self.rings.len() };
-        self.rings[..shown].iter().map(move |ring| ring.span(self.fresh, at))
+        self.rings[..shown].iter().map(move |ring| self.shown(ring, at))
     }
 
     /// The count of the class's own window at `at`.
     #[must_use]
     pub fn own(&self, at: Tick) -> WindowCount {
-        self.own_ring().span(self.fresh, at)
+        self.shown(self.own_ring(), at)
     }
 
     fn own_ring(&self) -> &Ring {
@@ -395,6 +434,22 @@ mod tests {
         assert_eq!(count, JudgedCount { met: 80, judged: 100 });
         assert!((burn.rate(count) - 2.0).abs() < 1e-9);
         assert!((burn.budget_left(seconds(100)) + 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn sums_over_gateways_are_shown_until_they_are_too_old_and_never_saved() {
+        let mut burn = Burn::new(0.9, 28 * DAY, Tick::ZERO);
+        (0..10).for_each(|second| burn.note(true, seconds(second)));
+        let count = JudgedCount { met: 60, judged: 100 };
+        let summed = WindowCount { window: 28 * DAY, covered: 2 * DAY, count };
+        burn.set_summed(vec![summed], seconds(60));
+        assert!(burn.is_summed(seconds(59)) && !burn.is_summed(seconds(60)));
+        assert_eq!((burn.own(seconds(59)), burn.own(seconds(60)).count.judged), (summed, 10));
+        assert!((burn.budget_left(seconds(59)) + 3.0).abs() < 1e-9);
+        assert_eq!(count_of(&burn, "5m", seconds(59)).judged, 10, "a window that was not asked for");
+        let mut after = Burn::new(0.9, 28 * DAY, Tick::ZERO);
+        after.restore(&burn.state(), seconds(59));
+        assert_eq!(after.own(seconds(59)).count, JudgedCount { met: 10, judged: 10 });
     }
 
     #[test]

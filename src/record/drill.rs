@@ -38,7 +38,7 @@ impl DrillSeries {
         }
     }
 
-    /// Counts so many misses.
+    /// Counts this many misses.
     pub(super) fn miss(&self, times: u64) {
         for counter in [&self.judged, &self.finished, &self.missed] {
             counter.inc_by(times);

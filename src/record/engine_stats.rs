@@ -1,5 +1,5 @@
-//! How the requests of each engine fared: the engine of a request's last attempt. Over the last hour always, as
-//! series where the settings ask for them.
+//! Results by engine, for the engine of a request's last attempt: over the last hour, and as series if the
+//! settings enable them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::series::{EngineSeries, Map};
 use crate::judge::Outcome;
 use crate::types::{EngineId, PoolId, Tick};
 
-/// What one engine's judged requests came to over the last hour.
+/// Results of one engine's judged requests over the last hour.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineHour {
     /// Requests met and judged.
@@ -48,7 +48,7 @@ struct EngineCounts {
 }
 
 impl EngineStats {
-    /// Whether the settings ask for series by engine. Without them what was counted is gone.
+    /// Enables or disables series by engine. Disabling deletes the counts.
     pub(super) fn set_series(&self, metrics: &Metrics, has_series: bool) {
         self.has_series.store(has_series, Ordering::Relaxed);
         if !has_series {
@@ -56,7 +56,7 @@ impl EngineStats {
         }
     }
 
-    /// These engines are known, those that left lately included: each has series, and no other.
+    /// Sets the known engines, including recently removed ones: exactly these have series.
     pub(super) fn apply_settings(&self, metrics: &Metrics, known: &[(PoolId, EngineId)]) {
         let mut pools = self.engines.lock();
         for (pool, engines) in pools.iter_mut() {

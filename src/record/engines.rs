@@ -17,6 +17,6 @@ pub struct EngineReport {
     pub seats: Option<f64>,
     /// Error of TTFT predictions, as a share of the measured value.
     pub ttft_error: Option<f64>,
-    /// Error of TPOT predictions, likewise.
+    /// Relative error of TPOT predictions.
     pub tpot_error: Option<f64>,
 }

@@ -112,12 +112,11 @@ impl<M: EncodeMetric + TypedMetric> EncodeMetric for MetricFamily<M> {
 #[derive(Clone, Debug)]
 pub(super) struct DurationHistogram {
     buckets: Arc<Buckets>,
-    /// Counts in place of the buckets, where exemplars are kept: they can be written by no other
-    /// type of the library's.
+    /// Replaces the buckets if exemplars are kept, because only this type of the library writes exemplars.
     exemplars: Option<HistogramWithExemplars<ExemplarLabels>>,
 }
 
-/// What leads from a bucket to a trace.
+/// Labels of an exemplar, which link a bucket to a trace.
 type ExemplarLabels = Vec<(&'static str, String)>;
 
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use super::process::ProcessSample;
 use super::series::NONE;
 use super::series_table::{ClassSeries, ClassState};
 use super::settings::RequestLabel;
-use super::{Inner, LevelReport, SeatReport};
+use super::{CountSource, Inner, LevelReport, SeatReport};
 
 /// Weak, because the recorder owns the registry that owns this.
 #[derive(Debug)]
@@ -32,6 +32,7 @@ impl Collector for GaugeCollector {
         listener_stats(&recorder, &mut page)?;
         in_flight(&recorder, at, &mut page)?;
         classes(&recorder, at, &mut page)?;
+        sources(&recorder, at, &mut page)?;
         levels(&recorder, &mut page)?;
         seats(&recorder, &mut page)?;
         engines(&recorder, &mut page)?;
@@ -197,7 +198,7 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
     )?;
     page.gauges(
         "goodput_slo_window_covered_seconds",
-        "How much of the window is counted: all of it once the class has been in this process for so long",
+        "How much of the window is counted: all of it once the class has been counted for so long",
         covered,
     )?;
     page.gauges(
@@ -225,6 +226,24 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
         "goodput_workload_drift",
         "Observed percentile of lengths over the last 30 to 60 minutes by the one that the class assumes",
         drift,
+    )
+}
+
+/// Writes the source of the classes' counts, unless it is this process alone.
+fn sources(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Result {
+    let table = recorder.table.load();
+    let mut rows = GaugeRows::new();
+    for (class, series) in table.current.iter().filter_map(|class| Some((class, table.class(class)?))) {
+        let now = CountSource::of(&series.memory.lock().burn, at);
+        rows.extend(CountSource::ALL.map(|source| {
+            let labels = vec![("class", class.to_string()), ("source", source.as_str().to_owned())];
+            (labels, f64::from(u8::from(source == now)))
+        }));
+    }
+    page.gauges(
+        "goodput_slo_source",
+        "1 for where attainment, burn rate and budget of the class come from: this process, the file over its restarts, or Prometheus over all gateways",
+        rows,
     )
 }
 
@@ -332,7 +351,7 @@ fn engines(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     )
 }
 
-/// GaugeRows only where limits are shared; the families are written in any case.
+/// Rows only if limits are shared; the families are written in any case.
 fn limits_store(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let report = recorder.store.lock().clone();
     let (is_shared, report) = (report.is_some(), report.unwrap_or_default());

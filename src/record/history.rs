@@ -1,7 +1,7 @@
-//! How a class fared over time: a bounded history for plots.
+//! History of a class for plots, of bounded size.
 //!
-//! Three spans of [`POINTS`] points each: the last hour, the last day, and the window of the class's
-//! promise. Memory grows neither with traffic nor with time. Pure: moments are arguments.
+//! Three spans of [`POINTS`] points each: the last hour, the last day, and the class's window. Memory grows
+//! neither with traffic nor with time. Pure: moments are arguments.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(super) const SAMPLED_EVERY: Duration = Duration::from_secs(10);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A span of time that a history tells of.
+/// A time span of a history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HistorySpan {
     /// The last hour.
@@ -26,7 +26,7 @@ pub enum HistorySpan {
     Hour,
     /// The last day.
     Day,
-    /// The window of the class's promise.
+    /// The class's window.
     Window,
 }
 
@@ -45,14 +45,14 @@ impl HistorySpan {
     }
 }
 
-/// What was counted between two moments, and how the budget stood at the second.
+/// Counts between two moments, and the remaining budget at the second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HistoryPoint {
     /// The second moment.
     pub at: Tick,
     /// Requests met and judged since the point before.
     pub count: JudgedCount,
-    /// The share of the budget that was left; `None` where nothing had been judged.
+    /// Remaining share of the budget; `None` before the first judged request.
     pub budget_left: Option<f64>,
 }
 
@@ -72,12 +72,12 @@ struct SampledSpan {
 }
 
 impl ClassHistory {
-    /// A class that promises over `window`, from `since` on.
+    /// The history of a class with this window, from `since` on.
     pub(super) fn new(window: Duration, since: Tick) -> Self {
         ClassHistory { spans: [HOUR, DAY, window].map(|length| SampledSpan::new(length, since)) }
     }
 
-    /// The window is so long from now on; a span of another length begins anew.
+    /// Sets the window; a different length restarts that span.
     pub(super) fn set_window(&mut self, window: Duration, at: Tick) {
         let own = &mut self.spans[HistorySpan::Window as usize];
         if own.length != window {
@@ -93,7 +93,7 @@ impl ClassHistory {
         }
     }
 
-    /// Adds the points that are due, with the budget as it stands.
+    /// Adds the points that are due, with the current budget.
     pub(super) fn sample(&mut self, budget_left: Option<f64>, at: Tick) {
         self.spans.iter_mut().for_each(|span| span.sample(budget_left, at));
     }
@@ -178,7 +178,7 @@ mod tests {
         let (length, points) = history.span(HistorySpan::Day, Some(1.0), seconds(year));
         assert!(points.len() > 350 && points[0].at + length >= seconds(year));
         let counted = judged(&points);
-        // One a minute; the oldest point tells of what came before it, too.
+        // One per minute; the oldest point also covers the time before it.
         assert!((1440..=1444).contains(&counted), "{counted}");
     }
 

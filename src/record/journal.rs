@@ -29,9 +29,9 @@ pub struct JournalHeader {
     pub written_by: String,
     /// When the file was opened: Unix time in nanoseconds.
     pub opened_unix_ns: u64,
-    /// Tells keys apart: hashes of two files compare only where this is the same.
+    /// Id of the key: hashes of two files are comparable only if it is equal.
     pub hash_key_id: String,
-    /// Where the key comes from.
+    /// Source of the key.
     pub hash_key: KeySource,
     /// [`PREFIX_BLOCK_BYTES`].
     pub prefix_block_bytes: u32,
@@ -111,10 +111,10 @@ pub struct JournalLine {
     /// end of that block.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefix: Vec<String>,
-    /// Attempts made.
+    /// Number of attempts.
     #[serde(default)]
     pub attempts: u32,
-    /// The HTTP status that the client received; 499 where it left before any.
+    /// The HTTP status that the client received; 499 if it left before.
     #[serde(default)]
     pub status: u16,
     /// From the head to the last byte of the body.
@@ -144,15 +144,15 @@ pub struct JournalLine {
     /// `met`, `missed` or `excluded`.
     #[serde(default)]
     pub outcome: String,
-    /// Why, where it was not met.
+    /// The reason, if it was not met.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The code of the gateway's own error, where it made one.
+    /// The code of the gateway's own error, if it sent one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// Where a [`HashKey`] comes from.
+/// Source of a [`HashKey`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeySource {
@@ -179,7 +179,7 @@ impl std::fmt::Debug for HashKey {
 const CONTEXT: &str = "goodput journal, hashes of tenants and prompt prefixes, v1";
 
 impl HashKey {
-    /// The key that a secret of any length stands for.
+    /// Derives the key from a secret of any length.
     #[must_use]
     pub fn from_secret(secret: &[u8]) -> Self {
         HashKey { key: blake3::derive_key(CONTEXT, secret), source: KeySource::File }
@@ -191,7 +191,7 @@ impl HashKey {
         HashKey { key, source: KeySource::Process }
     }
 
-    /// Where it comes from.
+    /// Its source.
     #[must_use]
     pub fn source(&self) -> KeySource {
         self.source
@@ -209,8 +209,8 @@ impl HashKey {
         self.hex::<6>(b"prefix", &block.to_le_bytes())
     }
 
-    /// A seed for the hashes of blocks in memory, which the hashes here are made of: the same under the
-    /// same key, so that these are, too.
+    /// Seed of the in-memory block hashes, from which the hashes here are derived: equal keys give equal
+    /// hashes.
     #[must_use]
     pub fn block_seed(&self) -> u64 {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);

@@ -1,7 +1,7 @@
-//! The files of a journal: the one that is written, and rotated ones beside it.
+//! Files of a journal: the current one, and rotated ones beside it.
 //!
-//! Blocking, for a thread that may be kept busy. The path of the settings is always the file that
-//! is written; a rotated one has the moment of its rotation behind its name, `.gz` behind that.
+//! Blocking, for a dedicated thread. The path of the settings is always the current file; a rotated file has
+//! the time of its rotation appended, and `.gz`.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -36,7 +36,7 @@ struct OpenJournal {
     lines: u64,
     /// A write that failed has left half a line.
     is_torn: bool,
-    /// Device and inode: where another file has the name meanwhile, this one was moved away.
+    /// Device and inode: a different file under the name means that this one was moved.
     identity: (u64, u64),
 }
 
@@ -47,13 +47,13 @@ pub(super) struct JournalTurn {
     pub(super) wall: Duration,
     /// For a file that is opened.
     pub(super) header: JournalHeader,
-    /// A file of so many bytes is rotated.
+    /// Size at which a file is rotated, bytes.
     pub(super) max_size: u64,
     /// The open file is rotated for its age.
     pub(super) is_old: bool,
 }
 
-/// What came of one write.
+/// Result of one write.
 #[derive(Debug, Default)]
 pub(super) struct JournalWritten {
     /// The lines are in the file: all of them, or none.
@@ -72,8 +72,7 @@ impl JournalFile {
         JournalFile { path, open: None }
     }
 
-    /// Appends whole lines; opens the file first where it is not open, and rotates it where it is old
-    /// or long enough.
+    /// Appends whole lines. Opens the file if necessary, and rotates it by age and size.
     pub(super) fn write(&mut self, lines: &[u8], turn: &JournalTurn) -> JournalWritten {
         let mut done = JournalWritten::default();
         let rotates = |file: &mut Self, done: &mut JournalWritten| {
@@ -93,11 +92,10 @@ impl JournalFile {
         done
     }
 
-    /// Opens the file if it is not open, or no longer has its name: true if it did. A journal that an
-    /// earlier process left is continued, behind a header of its own.
+    /// Opens the file if it is not open, or no longer has its name: true if it did. A journal of an earlier
+    /// process is continued after a new header.
     ///
-    /// # Errors
-    /// Whatever the system says; [`io::ErrorKind::ResourceBusy`] where another process writes it.
+    /// # Errors The system's error; [`io::ErrorKind::ResourceBusy`] if another process writes it.
     fn open(&mut self, wall: Duration, header: &JournalHeader) -> io::Result<bool> {
         if self.open.as_ref().is_some_and(|open| open.has_name(&self.path)) {
             return Ok(false);
@@ -143,10 +141,9 @@ impl JournalFile {
         Ok(Some(OpenJournal { file, opened, length: meta.len(), lines: 1, is_torn, identity }))
     }
 
-    /// Appends whole lines. What cannot be written whole is taken back, as far as the disk lets us.
+    /// Appends whole lines. A partial write is undone as far as possible.
     ///
-    /// # Errors
-    /// Whatever the system says. None of the lines is in the file then.
+    /// # Errors The system's error; then none of the lines is in the file.
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         let open = self.open.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         if lines.is_empty() { Ok(()) } else { open.append(lines) }
@@ -162,10 +159,9 @@ impl JournalFile {
         self.open.as_ref().map(|open| open.opened)
     }
 
-    /// Ends the open file, if there are more lines than its header in it, under the name of a rotated one.
+    /// Renames the open file to a rotated one, if it has lines beside its header.
     ///
-    /// # Errors
-    /// Whatever the system says; the file stays open then.
+    /// # Errors The system's error; the file stays open then.
     fn rotate(&mut self, wall: Duration) -> io::Result<()> {
         let Some(open) = self.open.as_mut() else { return Ok(()) };
         if open.lines <= 1 {
@@ -223,7 +219,7 @@ fn identity_of(meta: &fs::Metadata) -> (u64, u64) {
     (meta.dev(), meta.ino())
 }
 
-/// Where a file system knows no locks there is nothing to be held by.
+/// File systems without locks are accepted.
 fn lock(file: &File) -> io::Result<()> {
     match file.try_lock() {
         Ok(()) => Ok(()),
@@ -235,8 +231,7 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// A name that no file has: `journal.jsonl.20260501T120000.123Z`, with `-1` behind it where that one
-/// is taken.
+/// An unused name: `journal.jsonl.20260501T120000.123Z`, with `-1` appended if that exists.
 fn rotated_name(path: &Path, wall: Duration) -> PathBuf {
     let moment = time_of_day(wall);
     let moment: String = moment.iter().filter(|byte| !b"-:".contains(byte)).map(|byte| char::from(*byte)).collect();
@@ -255,10 +250,9 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Compresses rotated files, if they are to be, and removes the oldest beyond `keep`.
+/// Compresses rotated files if configured, and deletes the oldest beyond `keep`.
 ///
-/// # Errors
-/// The first that the system told; the rest is done all the same.
+/// # Errors The first error; the remaining files are processed anyway.
 pub(super) fn tidy(path: &Path, keep: usize, gzip: bool) -> io::Result<()> {
     let mut result = Ok(());
     let mut note = |done: io::Result<()>| {
@@ -271,7 +265,7 @@ pub(super) fn tidy(path: &Path, keep: usize, gzip: bool) -> io::Result<()> {
     for file in beside(path, &[".gz.tmp"])? {
         note(fs::remove_file(file));
     }
-    // Removed first: it may be what the disk has no room for.
+    // Removed first, because the disk may be full.
     let rotated = beside(path, &["", ".gz"])?;
     let (old, kept) = rotated.split_at(rotated.len().saturating_sub(keep));
     old.iter().for_each(|file| note(fs::remove_file(file)));

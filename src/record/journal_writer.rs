@@ -27,10 +27,10 @@ const WAITING: usize = 8192;
 /// How often the channel is emptied while requests end: far less than it takes to fill it.
 const COLLECTS: Duration = Duration::from_millis(50);
 
-/// Lines are written earlier than the interval asks where there are this many bytes of them.
+/// Size of a block that is written before the interval ends.
 const LARGE_BLOCK: usize = 1 << 20;
 
-/// How often an error that goes on is logged.
+/// Interval at which a lasting error is logged again.
 const TELLS: Duration = Duration::from_secs(60);
 
 /// The recorder's end of the channel.
@@ -40,7 +40,7 @@ pub struct JournalSender {
     lines: Arc<JournalCounts>,
 }
 
-/// Lines by what became of them, since somebody last asked.
+/// Lines by result, since the last read.
 #[derive(Debug, Default)]
 pub(super) struct JournalCounts {
     pub(super) written: AtomicU64,
@@ -57,8 +57,7 @@ pub struct JournalWriter {
     key: HashKey,
 }
 
-/// A channel for a journal with these settings. `chance` is the key of its hashes where the
-/// settings name none.
+/// A channel for a journal with these settings. `chance` is the key of its hashes if the settings name none.
 #[must_use]
 pub fn journal(settings: JournalSettings, chance: [u8; 32]) -> (JournalSender, JournalWriter) {
     let (sender, records) = mpsc::channel(WAITING);
@@ -81,8 +80,8 @@ impl JournalSender {
 }
 
 impl JournalWriter {
-    /// Writes lines until the last [`JournalSender`] is gone and all of them are out. Never gives up:
-    /// a disk that was full has room again some day.
+    /// Writes lines until the last [`JournalSender`] is dropped and all lines are written. Retries forever,
+    /// because a full disk may have space again.
     pub async fn run(mut self, clock: Clock) {
         let mut disk = JournalDisk::new(self.settings.clone(), self.key.clone(), clock);
         disk.prepare().await;
@@ -117,8 +116,8 @@ impl JournalWriter {
         }
     }
 
-    /// Takes what has ended; waits for the first, if nothing waits to be flushed or rotated. False:
-    /// the channel is closed and empty.
+    /// Collects finished requests; waits for the first one unless lines wait to be flushed or rotated. False
+    /// if the channel is closed and empty.
     async fn collect(
         &mut self,
         records: &mut Vec<SharedRecord>,
@@ -155,8 +154,8 @@ impl Anchor {
         Anchor { tick: clock.now(), wall: clock.wall() }
     }
 
-    /// The other one, where a clock that ran late was put right meanwhile. One that was put back is
-    /// not followed: arrivals, and the names of rotated files, stay in order.
+    /// Follows a clock that was set forward. A clock set back is not followed, so that arrivals and the names
+    /// of rotated files stay in order.
     fn or_later(self, other: Anchor) -> Anchor {
         if other.wall > self.wall_at(other.tick) { other } else { self }
     }
@@ -172,9 +171,9 @@ struct JournalDisk {
     settings: JournalSettings,
     key: HashKey,
     clock: Clock,
-    /// By which arrivals are told; of the moment at which the file was opened.
+    /// Time anchor of arrivals, from the opening of the file.
     anchor: Anchor,
-    /// None only while a thread has it.
+    /// `None` only while a thread has it.
     file: Option<JournalFile>,
     opened: Option<Duration>,
     /// Compresses and removes rotated files.
@@ -189,8 +188,8 @@ impl JournalDisk {
         JournalDisk { settings, key, clock, anchor: Anchor::of(&clock), file, opened: None, tidying: None, told: None }
     }
 
-    /// Opens the file before there is anything to write, so that a path which cannot be used is told
-    /// at once, and tidies what an earlier process left.
+    /// Opens the file before the first line, so that an unusable path is reported at once, and tidies the
+    /// files of an earlier process.
     async fn prepare(&mut self) {
         self.write(&mut Vec::new()).await;
         self.tidy();
@@ -202,8 +201,7 @@ impl JournalDisk {
         Some(self.anchor.tick + due.saturating_sub(self.anchor.wall))
     }
 
-    /// Writes a block of lines, and rotates the file where it is old or long enough. False: none of
-    /// the lines was written.
+    /// Writes a block of lines, and rotates the file by age and size. False if none of the lines was written.
     async fn write(&mut self, block: &mut Vec<u8>) -> bool {
         let now = self.clock.now();
         let wall = self.anchor.wall_at(now);
@@ -234,7 +232,7 @@ impl JournalDisk {
         done.is_written
     }
 
-    /// Ends a file that is old enough, though there is nothing to write.
+    /// Rotates a file by age without new lines.
     async fn rotate(&mut self) {
         self.write(&mut Vec::new()).await;
         if self.rotates().is_some_and(|rotates| rotates <= self.clock.now()) {
@@ -503,7 +501,7 @@ mod tests {
         assert_eq!(requests(&settings.path).len(), 2 * WAITING);
     }
 
-    /// What is logged.
+    /// Captured log lines.
     #[derive(Clone, Default)]
     struct Logged(Arc<Mutex<Vec<u8>>>);
 

@@ -1,6 +1,6 @@
 //! Counts over the last hour, in slots of five minutes.
 //!
-//! What is told covers the last 55 to 60 minutes. Pure: moments are arguments.
+//! Totals cover the last 55 to 60 minutes. Pure: moments are arguments.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::types::Tick;
 const SLOTS: u64 = 12;
 const SLOT: Duration = Duration::from_secs(5 * 60);
 
-/// One value per slot; slots in which nothing was counted take no room.
+/// One value per slot; empty slots use no memory.
 #[derive(Debug)]
 pub(super) struct LastHour<T>(VecDeque<(u64, T)>);
 

@@ -27,7 +27,7 @@ impl LatencyCounts {
         self.0.iter_mut().zip(&other.0).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
     }
 
-    /// The latency at or below which a share `q` stayed; `None` where none was counted.
+    /// The latency that a share `q` does not exceed; `None` without counts.
     pub(super) fn quantile(&self, q: f64) -> Option<Duration> {
         let total: u64 = self.0.iter().copied().map(u64::from).sum();
         let rank = ((q * total as f64).ceil() as u64).max(1);

@@ -14,7 +14,7 @@ pub const DRIFT_FACTOR: f64 = 1.5;
 
 const GENERATION: Duration = Duration::from_secs(30 * 60);
 
-/// Fewest lengths that say anything about a 95th percentile.
+/// Fewest lengths for a meaningful 95th percentile.
 const ENOUGH: u64 = 20;
 
 /// Recent lengths.

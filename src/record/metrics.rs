@@ -64,6 +64,7 @@ pub(super) struct Metrics {
     journal_lines: MetricFamily<Counter>,
     pub(super) state_loads: MetricFamily<Counter>,
     pub(super) state_saves: MetricFamily<Counter>,
+    pub(super) prometheus_reads: MetricFamily<Counter>,
     spans: MetricFamily<Counter>,
     /// Histograms of what traces can explain keep one for each bucket.
     pub(super) has_exemplars: bool,
@@ -240,8 +241,13 @@ impl Metrics {
         );
         own.register(
             "slo_state_saves",
-            "Savings of that file, by result: success or failure",
+            "Savings of that file, by result: success, conflict (over what another process had saved), failure",
             self.state_saves.clone(),
+        );
+        own.register(
+            "prometheus_reads",
+            "Readings of the budgets of all gateways from Prometheus, by result: success or failure; only with telemetry.prometheus",
+            self.prometheus_reads.clone(),
         );
         own.register(
             "access_lines_dropped",

@@ -30,7 +30,7 @@ pub struct MissRecord {
     pub broken: Vec<&'static str>,
     /// The id that correlates it.
     pub request_id: RequestId,
-    /// Who asked.
+    /// The tenant.
     pub tenant: Option<TenantId>,
     /// The model as the routes name it.
     pub model: Option<Arc<str>>,
@@ -42,7 +42,7 @@ pub struct MissRecord {
     pub attempts: Vec<AttemptRecord>,
     /// The status that the client received.
     pub status: u16,
-    /// The code of the gateway's own error, where it made one.
+    /// The code of the gateway's own error, if it sent one.
     pub code: Option<&'static str>,
     /// Overload levels in force for it.
     pub level: usize,
@@ -54,7 +54,7 @@ pub struct MissRecord {
     pub output: Option<Tokens>,
     /// The head of the request was read.
     pub arrival: Tick,
-    /// Objectives run from here, where a response was relayed.
+    /// Start of the objectives' clock, if a response was relayed.
     pub start: Option<Tick>,
     /// The last byte of the body was read.
     pub body_complete: Option<Tick>,
@@ -138,7 +138,7 @@ impl MissRecord {
     }
 }
 
-/// The last token of any choice; the finish, where usage tells of tokens that no event carried.
+/// The last token of any choice; the finish, if usage reports tokens that no event carried.
 fn last_token_of(timeline: &Timeline) -> Option<Tick> {
     timeline.choices.iter().filter_map(|choice| choice.last_token).chain(timeline.last_token).max()
 }

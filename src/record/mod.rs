@@ -15,6 +15,7 @@ mod engines;
 mod family;
 mod gauges;
 mod history;
+mod http_client;
 mod in_flight;
 pub mod journal;
 mod journal_files;
@@ -26,6 +27,7 @@ mod metrics;
 mod misses;
 mod otlp;
 mod process;
+mod prometheus;
 mod request_record;
 mod series;
 mod series_table;
@@ -45,12 +47,13 @@ pub use history::{HistoryPoint, HistorySpan};
 pub use journal_writer::{JournalSender, JournalWriter, journal};
 pub use misses::MissRecord;
 pub use otlp::{SpanExporter, SpanSender, spans};
+pub use prometheus::{PrometheusReader, PrometheusStatus};
 pub use request_record::{AttemptFailure, AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
 pub use series_table::{ClassShape, SeriesShape, TenantShape};
-pub use slo_state::{SloState, StateFile, StateLoad};
-pub use slo_status::{LengthStatus, SloStatus, WorkloadDrift};
+pub use slo_state::{SloState, StateFile, StateLoad, StateSave, StateStamp};
+pub use slo_status::{CountSource, LengthStatus, SloStatus, WorkloadDrift};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +71,7 @@ use gauges::GaugeCollector;
 use in_flight::InFlightRegistry;
 use metrics::Metrics;
 use misses::RecentMisses;
+use prometheus::SummedClass;
 use request_record::SharedRecord;
 use series_table::SeriesTable;
 use slo_state::ClassCounts;
@@ -129,7 +133,7 @@ pub struct StoreReport {
     pub unspent: u64,
 }
 
-/// Where finished requests go beside the metrics.
+/// Destinations of finished requests beside the metrics.
 #[derive(Clone, Debug, Default)]
 pub struct RecordSinks {
     /// Access lines.
@@ -165,12 +169,14 @@ struct Inner {
     shares: bool,
     emptied: Notify,
     past: Mutex<PastCounts>,
+    /// Result of the last read from Prometheus, if the settings name one.
+    prometheus: Mutex<Option<PrometheusStatus>>,
 }
 
-/// What processes before have counted.
+/// Counts of previous processes.
 #[derive(Debug, Default)]
 struct PastCounts {
-    /// The Unix time at the tick 0; zero where nothing is to outlive the process.
+    /// The Unix time at the tick 0; zero if counts do not outlive the process.
     epoch: Duration,
     /// Classes that no settings have named yet.
     classes: BTreeMap<String, ClassCounts>,
@@ -210,6 +216,7 @@ impl Recorder {
                 sinks,
                 emptied: Notify::new(),
                 past: Mutex::default(),
+                prometheus: Mutex::default(),
             }
         }))
     }
@@ -237,14 +244,14 @@ impl Recorder {
         }
     }
 
-    /// From now on counts can outlive the process; those of the one before are taken in as classes are bound. To be
-    /// called before any settings are.
+    /// Enables counts that outlive the process; those of the previous one are restored as classes are bound.
+    /// Must be called before any settings are applied.
     pub fn keep_counts(&self, load: StateLoad) {
         for result in StateLoad::ALL {
             self.0.metrics.state_loads.at(vec![("result", result.into())]);
         }
-        for success in [true, false] {
-            self.state_saved_counter(success);
+        for result in StateSave::ALL {
+            self.state_saved_counter(result);
         }
         self.0.metrics.state_loads.at(vec![("result", load.as_str().into())]).inc();
         let mut past = self.0.past.lock();
@@ -254,7 +261,7 @@ impl Recorder {
         }
     }
 
-    /// What every class has counted so far, to be saved.
+    /// The counts of every class so far, for saving.
     #[must_use]
     pub fn slo_state(&self) -> SloState {
         let (table, mut classes) = (self.0.table.load(), self.0.past.lock().classes.clone());
@@ -262,14 +269,57 @@ impl Recorder {
         SloState { saved_at: self.0.clock.wall().as_secs(), classes }
     }
 
-    /// The file of counts was saved, or could not be.
-    pub fn state_saved(&self, success: bool) {
-        self.state_saved_counter(success).inc();
+    /// Counts a saving of the file of counts.
+    pub fn state_saved(&self, result: StateSave) {
+        self.state_saved_counter(result).inc();
     }
 
-    fn state_saved_counter(&self, success: bool) -> prometheus_client::metrics::counter::Counter {
+    fn state_saved_counter(&self, result: StateSave) -> prometheus_client::metrics::counter::Counter {
+        self.0.metrics.state_saves.at(vec![("result", result.as_str().into())])
+    }
+
+    /// The windows of all classes, shortest first.
+    fn burn_windows(&self) -> Vec<Duration> {
+        let table = self.0.table.load();
+        let classes = table.current.iter().filter_map(|class| table.class(class));
+        let mut windows = BTreeSet::new();
+        classes.for_each(|series| windows.extend(series.memory.lock().burn.windows()));
+        windows.into_iter().collect()
+    }
+
+    /// Budgets are read from a Prometheus; called before it is first asked.
+    pub fn expect_prometheus(&self) {
+        *self.0.prometheus.lock() = Some(PrometheusStatus::default());
+        for success in [true, false] {
+            self.prometheus_reads(success);
+        }
+    }
+
+    /// Takes in what Prometheus has counted, to be used until then, or why it could not be read.
+    fn prometheus_read(&self, read: Result<BTreeMap<String, SummedClass>, String>, until: Tick) {
+        self.prometheus_reads(read.is_ok()).inc();
+        let table = self.0.table.load();
+        for (class, summed) in read.iter().flatten() {
+            let Some(series) = table.class(&ClassId::from(class.as_str())) else { continue };
+            series.memory.lock().set_summed(summed, until);
+        }
+        let mut status = self.0.prometheus.lock();
+        let before = status.take().unwrap_or_default();
+        *status = Some(match read {
+            Ok(_) => PrometheusStatus { read_at: Some(self.now()), until, problem: None },
+            Err(problem) => PrometheusStatus { problem: Some(problem), ..before },
+        });
+    }
+
+    fn prometheus_reads(&self, success: bool) -> prometheus_client::metrics::counter::Counter {
         let result = if success { "success" } else { "failure" };
-        self.0.metrics.state_saves.at(vec![("result", result.into())])
+        self.0.metrics.prometheus_reads.at(vec![("result", result.into())])
+    }
+
+    /// Source of budgets and burn rates in a sentence, if the settings name a Prometheus.
+    #[must_use]
+    pub fn budgets_in_words(&self) -> Option<String> {
+        self.0.prometheus.lock().as_ref().map(|status| status.in_words(self.now()))
     }
 
     /// Number of request series.
@@ -309,7 +359,7 @@ impl Recorder {
         self.write_access(SharedRecord::Shared(finished));
     }
 
-    /// Which traces are kept, where spans are exported.
+    /// Sampling rules, if spans are exported.
     fn sampling(&self) -> Option<&Sampling> {
         self.0.sinks.spans.as_ref().map(SpanSender::sampling)
     }
@@ -329,7 +379,7 @@ impl Recorder {
         self.0.sinks.journal.is_some()
     }
 
-    /// Where the listener for clients, and the gateway behind it, count what never becomes a request.
+    /// Counters of the client listener and the gateway for events that never become requests.
     #[must_use]
     pub fn listener_stats(&self) -> &ListenerStats {
         &self.0.listener_stats

@@ -5,17 +5,11 @@
 //! large; one that the collector does not take is tried again for a while and then lost and
 //! counted. Nobody waits for the collector.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
-use http::{HeaderValue, Request, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
@@ -23,8 +17,8 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 
+use super::http_client::{HttpClient, HttpError, HttpServer};
 use super::request_record::SharedRecord;
 use super::settings::OtlpSettings;
 use super::spans::spans_of;
@@ -33,10 +27,13 @@ use crate::clock::Clock;
 use crate::dial::Dial;
 use crate::types::Tick;
 
+/// The path of traces below the collector's own.
+const TRACES: &str = "/v1/traces";
+
 /// Requests that may wait to become spans.
 const WAITING: usize = 2048;
 
-/// A batch leaves with so many requests, or after [`TOGETHER`].
+/// Requests of a batch that is sent before [`TOGETHER`] has passed.
 const LARGE_BATCH: usize = 512;
 
 /// How long a request may wait for others to leave with.
@@ -45,7 +42,7 @@ const TOGETHER: Duration = Duration::from_secs(1);
 /// How often the queue is emptied meanwhile.
 const COLLECTS: Duration = Duration::from_millis(50);
 
-/// How long the collector may take for an answer, connecting included.
+/// Time limit of a response of the collector, connecting included.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often a batch is tried, with a pause that doubles from the first.
@@ -55,10 +52,10 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause that a collector may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// More than any answer of a collector is read of no one.
+/// Longest response of a collector that is read, in bytes.
 const LONGEST_ANSWER: usize = 64 * 1024;
 
-/// How often an error that goes on is logged.
+/// Interval at which a lasting error is logged again.
 const TELLS: Duration = Duration::from_secs(60);
 
 /// The recorder's end of the queue.
@@ -69,7 +66,7 @@ pub struct SpanSender {
     sampling: Sampling,
 }
 
-/// Spans by what became of them, since somebody last asked.
+/// Spans by result, since the last read.
 #[derive(Debug, Default)]
 pub(super) struct SpanCounts {
     pub(super) exported: AtomicU64,
@@ -87,7 +84,7 @@ pub struct SpanExporter {
     resource: Resource,
 }
 
-/// A queue in front of a collector. `instance` tells this process from others of its service.
+/// A queue to a collector. `instance` distinguishes this process from others of its service.
 #[must_use]
 pub fn spans(settings: OtlpSettings, instance: u128) -> (SpanSender, SpanExporter) {
     let (sender, records) = mpsc::channel(WAITING);
@@ -115,44 +112,28 @@ impl SpanSender {
     }
 }
 
-/// Why a batch was not taken.
-#[derive(Debug, thiserror::Error)]
-enum ExportError {
-    #[error("no connection: {0}")]
-    Dial(#[source] io::Error),
-    #[error("it does not answer in HTTP: {0}")]
-    Http(#[source] hyper::Error),
-    #[error("it was silent for {PATIENCE:?}")]
-    Silent,
-    #[error("it answers {status}")]
-    Status {
-        status: StatusCode,
-        /// How long it asks to be left alone.
-        retry_after: Option<Duration>,
-    },
+/// Whether the same batch may be accepted later, by the specification of OTLP.
+fn is_passing(error: &HttpError) -> bool {
+    match error {
+        HttpError::Dial(_) | HttpError::Http(_) | HttpError::Silent(_) => true,
+        HttpError::Status { status, .. } => matches!(status.as_u16(), 429 | 502 | 503 | 504),
+        HttpError::Body(_) => false,
+    }
 }
 
-impl ExportError {
-    /// Whether the same batch may be taken later, by the specification of OTLP.
-    fn is_passing(&self) -> bool {
-        match self {
-            ExportError::Dial(_) | ExportError::Http(_) | ExportError::Silent => true,
-            ExportError::Status { status, .. } => matches!(status.as_u16(), 429 | 502 | 503 | 504),
-        }
-    }
-
-    fn retry_after(&self) -> Option<Duration> {
-        match self {
-            ExportError::Status { retry_after, .. } => *retry_after,
-            ExportError::Dial(_) | ExportError::Http(_) | ExportError::Silent => None,
-        }
+fn retry_after(error: &HttpError) -> Option<Duration> {
+    match error {
+        HttpError::Status { retry_after, .. } => *retry_after,
+        HttpError::Dial(_) | HttpError::Http(_) | HttpError::Silent(_) | HttpError::Body(_) => None,
     }
 }
 
 impl SpanExporter {
-    /// Exports until the last [`SpanSender`] is gone, and what it left then once more.
+    /// Exports until the last [`SpanSender`] is dropped, and then exports the rest.
     pub async fn run(mut self, dial: Arc<dyn Dial>, clock: Clock) {
-        let mut collector = CollectorConn { dial, clock, settings: self.settings.clone(), open: None };
+        let OtlpSettings { address, headers, roots, .. } = self.settings.clone();
+        let server = HttpServer { address, headers, roots, timeout: PATIENCE, longest: LONGEST_ANSWER };
+        let mut collector = HttpClient::new(dial, clock, server);
         let (mut records, mut told) = (Vec::new(), None);
         while self.collect(&mut records, clock).await {
             let spans: Vec<Span> = records
@@ -164,7 +145,7 @@ impl SpanExporter {
         }
     }
 
-    /// Takes a batch. False: there is none, and there will be none.
+    /// Collects a batch. False if the channel is closed and empty.
     async fn collect(&mut self, records: &mut Vec<SharedRecord>, clock: Clock) -> bool {
         if self.records.recv_many(records, WAITING).await == 0 {
             return false;
@@ -179,12 +160,17 @@ impl SpanExporter {
         true
     }
 
-    async fn export(&self, spans: Vec<Span>, collector: &mut CollectorConn, told: &mut Option<Tick>) {
+    async fn export(&self, spans: Vec<Span>, collector: &mut HttpClient, told: &mut Option<Tick>) {
         let count = spans.len() as u64;
         let body = Bytes::from(self.request(spans).encode_to_vec());
-        let (clock, mut pause) = (collector.clock, FIRST_PAUSE);
+        let (clock, mut pause) = (collector.clock(), FIRST_PAUSE);
         for attempt in 1..=TRIES {
-            let error = match collector.post(&body).await {
+            let error = match collector.post(TRACES, "application/x-protobuf", &body).await {
+                // Accepted, with a response too long to matter.
+                Err(HttpError::Body(_)) => {
+                    self.taken(&[], count);
+                    return;
+                }
                 Ok(answer) => {
                     let rejected = self.taken(&answer, count);
                     if rejected > 0 {
@@ -195,19 +181,19 @@ impl SpanExporter {
                 Err(error) => error,
             };
             self.tell(clock, told, &error.to_string());
-            // What is left at the end of the process is tried once.
-            if attempt == TRIES || !error.is_passing() || self.records.is_closed() {
+            // At the end of the process a batch is tried only once.
+            if attempt == TRIES || !is_passing(&error) || self.records.is_closed() {
                 break;
             }
-            let asked = error.retry_after().map_or(pause, |asked| asked.min(LONGEST_PAUSE));
-            // Gateways that lost their collector together must not come back together.
+            let asked = retry_after(&error).map_or(pause, |asked| asked.min(LONGEST_PAUSE));
+            // Jitter, because gateways that lost their collector together must not return together.
             clock.sleep_until(Some(clock.now() + asked.mul_f64(rand::random_range(0.8..1.2)))).await;
             pause *= 2;
         }
         self.spans.export_failed.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Counts a batch that was taken; how many spans of it were not.
+    /// Counts an accepted batch; some of its spans may have been rejected.
     fn taken(&self, answer: &[u8], count: u64) -> u64 {
         let partial = ExportTraceServiceResponse::decode(answer).ok().and_then(|answer| answer.partial_success);
         let rejected = partial.map_or(0, |partial| u64::try_from(partial.rejected_spans).unwrap_or(0)).min(count);
@@ -239,7 +225,7 @@ impl SpanExporter {
     }
 }
 
-/// Who sends: the attributes of the settings stand in place of the gateway's own.
+/// Attributes of the sender: those of the settings replace the gateway's own.
 fn resource(settings: &OtlpSettings, instance: u128) -> Resource {
     let own = [
         ("service.name", "goodput".to_owned()),
@@ -254,98 +240,6 @@ fn resource(settings: &OtlpSettings, instance: u128) -> Resource {
         ..KeyValue::default()
     };
     Resource { attributes: own.chain(stated).map(attribute).collect(), ..Resource::default() }
-}
-
-/// The connection to the collector: one, kept open between batches.
-struct CollectorConn {
-    dial: Arc<dyn Dial>,
-    clock: Clock,
-    settings: OtlpSettings,
-    open: Option<CollectorHttp>,
-}
-
-struct CollectorHttp {
-    sender: SendRequest<Full<Bytes>>,
-    /// Drives the connection; ends it when dropped.
-    _task: JoinSet<hyper::Result<()>>,
-}
-
-impl CollectorConn {
-    /// Posts a batch; the body of the answer, if it was taken.
-    async fn post(&mut self, body: &Bytes) -> Result<Bytes, ExportError> {
-        let deadline = self.clock.now() + PATIENCE;
-        let clock = self.clock;
-        tokio::select! {
-            done = self.exchange(body) => done,
-            () = clock.sleep_until(Some(deadline)) => {
-                self.open = None;
-                Err(ExportError::Silent)
-            }
-        }
-    }
-
-    async fn exchange(&mut self, body: &Bytes) -> Result<Bytes, ExportError> {
-        // One that the collector has closed meanwhile is told by the first try.
-        if let Some(mut open) = self.open.take()
-            && let Ok(answer) = self.send(&mut open, body).await
-        {
-            return self.finish(open, answer).await;
-        }
-        let mut open = self.connect().await?;
-        let answer = self.send(&mut open, body).await.map_err(ExportError::Http)?;
-        self.finish(open, answer).await
-    }
-
-    async fn connect(&self) -> Result<CollectorHttp, ExportError> {
-        let OtlpSettings { address, roots, .. } = &self.settings;
-        let io = self.dial.dial(address, roots.as_ref()).await.map_err(ExportError::Dial)?;
-        let (sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(ExportError::Http)?;
-        let mut task = JoinSet::new();
-        task.spawn(connection);
-        Ok(CollectorHttp { sender, _task: task })
-    }
-
-    async fn send(
-        &self,
-        open: &mut CollectorHttp,
-        body: &Bytes,
-    ) -> hyper::Result<http::Response<hyper::body::Incoming>> {
-        open.sender.ready().await?;
-        let OtlpSettings { address, headers, .. } = &self.settings;
-        let mut request = Request::post(format!("{}/v1/traces", address.base))
-            .header(HOST, address.authority())
-            .header(USER_AGENT, concat!("goodput/", env!("CARGO_PKG_VERSION")))
-            .header(CONTENT_TYPE, "application/x-protobuf")
-            .body(Full::new(body.clone()))
-            .expect("the settings' check has seen the path and the host");
-        for (name, value) in headers {
-            request.headers_mut().insert(name.clone(), value.clone());
-        }
-        open.sender.send_request(request).await
-    }
-
-    async fn finish(
-        &mut self,
-        open: CollectorHttp,
-        answer: http::Response<hyper::body::Incoming>,
-    ) -> Result<Bytes, ExportError> {
-        let status = answer.status();
-        let retry_after = answer.headers().get(RETRY_AFTER).and_then(seconds);
-        let read = Limited::new(answer.into_body(), LONGEST_ANSWER).collect().await;
-        let body = read.map(http_body_util::Collected::to_bytes);
-        if body.is_ok() {
-            self.open = Some(open);
-        }
-        match status.is_success() {
-            true => Ok(body.unwrap_or_default()),
-            false => Err(ExportError::Status { status, retry_after }),
-        }
-    }
-}
-
-/// Whole seconds; a date is as good as nothing here.
-fn seconds(value: &HeaderValue) -> Option<Duration> {
-    value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 #[cfg(test)]

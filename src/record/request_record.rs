@@ -1,4 +1,4 @@
-//! The record of one request, made once, at its end.
+//! The record of one request, created once, at its end.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Retry {
 /// Number of retries per reason, in the order of [`Retry::ALL`].
 pub type RetryCounts = [u32; Retry::ALL.len()];
 
-/// A prompt as the journal tells it.
+/// Shape of a prompt for the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptShape {
     /// UTF-8 bytes of its text.
@@ -65,7 +65,7 @@ pub struct PromptShape {
     pub blocks: Vec<u64>,
 }
 
-/// A record on its way to those that write it down.
+/// A record on its way to its writers.
 #[derive(Debug)]
 pub(super) enum SharedRecord {
     /// There is one of them.
@@ -96,7 +96,7 @@ pub struct AttemptRecord {
     pub begin: Tick,
     /// Why the gateway left the engine; `None` if its response was relayed or the request's end cut it.
     pub failure: Option<AttemptFailure>,
-    /// Its span, where spans are exported.
+    /// Its span, if spans are exported.
     pub span: Option<SpanId>,
 }
 
@@ -111,7 +111,7 @@ pub struct AttemptFailure {
     pub status: Option<u16>,
 }
 
-/// One request, ended. Every metric, log line and journal line is made from it.
+/// One finished request. Every metric, log line and journal line comes from it.
 #[derive(Clone, Debug)]
 pub struct RequestRecord {
     /// Correlates response, log line and span.
@@ -130,7 +130,7 @@ pub struct RequestRecord {
     pub pool: Option<PoolId>,
     /// The engine of the last attempt.
     pub engine: Option<EngineId>,
-    /// Attempts made, in order.
+    /// The attempts, in order.
     pub attempts: Vec<AttemptRecord>,
     /// Retries by reason.
     pub retries: RetryCounts,
@@ -148,7 +148,7 @@ pub struct RequestRecord {
     pub length: LengthBucket,
     /// Estimated prompt tokens, if the body was read.
     pub prompt: Tokens,
-    /// The same, where a journal is kept.
+    /// The same, if a journal is kept.
     pub prompt_shape: Option<Box<PromptShape>>,
     /// The gateway had parsed the request head.
     pub arrival: Tick,
@@ -180,7 +180,7 @@ pub struct RequestRecord {
     pub cap_lowered: bool,
     /// The unknown path or model it asked for, escaped and shortened.
     pub asked: Option<Box<str>>,
-    /// Its trace, where spans are exported.
+    /// Its trace, if spans are exported.
     pub trace: Option<Box<RequestTrace>>,
 }
 
@@ -197,7 +197,7 @@ impl RequestRecord {
         Some(self.admitted?.since(self.body_complete?))
     }
 
-    /// Number of attempts made.
+    /// Number of attempts.
     #[must_use]
     pub fn attempt_count(&self) -> u32 {
         u32::try_from(self.attempts.len()).unwrap_or(u32::MAX)
@@ -221,8 +221,7 @@ impl RequestRecord {
         self.answer().filter(|answer| answer.streamed)?.ttft()
     }
 
-    /// The time per output token of a finished stream that its client did not slow down, and where the
-    /// count of its tokens comes from.
+    /// TPOT of a finished stream that its client did not slow down, and the source of its token count.
     #[must_use]
     pub fn streamed_tpot(&self) -> Option<(Duration, TokenSource)> {
         let answer = self.whole_answer().filter(|answer| answer.streamed && answer.limited.is_none())?;
@@ -238,8 +237,8 @@ impl RequestRecord {
         Some((answer.usage.input.unwrap_or(self.prompt), answer.output))
     }
 
-    /// Its trace, if it is kept: sampled at the head, or a miss. What the gateway answers by itself
-    /// has none: health checks are no traffic.
+    /// Its trace, if it is kept: sampled at the head, or a miss. Local replies have none, because health
+    /// checks are no traffic.
     #[must_use]
     pub fn kept_trace(&self) -> Option<&RequestTrace> {
         let outcome = self.verdict.outcome;

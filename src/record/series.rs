@@ -62,7 +62,7 @@ impl PoolSeries {
         }
     }
 
-    /// Adds the series of a model; `edges` if it has histograms of its own.
+    /// Adds the series of a model; `edges` if it has its own histograms.
     pub(super) fn add_model(
         &mut self,
         metrics: &Metrics,
@@ -137,7 +137,7 @@ impl ObjectiveCounters {
 /// Companion metrics of a class on a pool, and its histograms.
 #[derive(Debug)]
 pub(super) struct Measures {
-    /// None if each model has its own.
+    /// `None` if each model has its own.
     histograms: Option<Histograms>,
     stalls: Counter,
     truncated: Counter,
@@ -195,7 +195,7 @@ impl Measures {
 }
 
 impl Histograms {
-    /// Of a class on a pool; and of a model, where they are told apart.
+    /// Series of a class on a pool, and of a model if models are distinguished.
     pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, model: Option<&str>, edges: &BucketEdges) -> Self {
         let place = |source: Option<&TokenSource>| {
             let mut labels = metrics.labels([("class", class), ("pool", pool)]);
@@ -375,7 +375,7 @@ pub(super) struct EngineSeries {
 }
 
 impl EngineSeries {
-    /// What was counted of it goes on.
+    /// Existing counts continue.
     pub(super) fn new(metrics: &Metrics, pool: &PoolId, engine: &EngineId) -> Self {
         // Those of no class in particular: its requests are of several.
         let edges = BucketEdges::of(&Objectives::default());

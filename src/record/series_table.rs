@@ -25,6 +25,7 @@ use super::history::ClassHistory;
 use super::last_hour::LastHour;
 use super::length_drift::LengthHistogram;
 use super::metrics::Metrics;
+use super::prometheus::SummedClass;
 use super::request_record::{RequestRecord, Retry};
 use super::series::{Histograms, Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, UnclassifiedSeries};
 use super::settings::MetricLabels;
@@ -64,7 +65,7 @@ pub struct TenantShape {
 pub struct ClassShape {
     /// Its name.
     pub id: ClassId,
-    /// What it promises.
+    /// Its objectives.
     pub objectives: Arc<Objectives>,
     /// Whether requests may set targets of their own, so that TTFT and TPOT may be judged in any case.
     pub takes_targets: bool,
@@ -78,7 +79,7 @@ pub(super) struct SeriesTable {
     tenants: Map<TenantId, Arc<TenantSeries>>,
     other_tenant: Option<Arc<TenantSeries>>,
     unclassed: Arc<UnclassifiedSeries>,
-    /// None before any settings.
+    /// `None` before the first settings.
     drill: Option<Arc<DrillSeries>>,
     retries: Arc<[Counter]>,
     /// In the order of [`Rejection::CODES`].
@@ -105,8 +106,8 @@ impl SeriesTable {
         }
     }
 
-    /// This table plus everything that `shape` can reach.
-    /// `epoch` is the Unix time at the tick 0, or zero where no counts outlive the process.
+    /// This table plus everything that `shape` can reach. `epoch` is the Unix time at the tick 0, or zero if
+    /// counts do not outlive the process.
     pub(super) fn bind(&self, metrics: &Metrics, shape: &SeriesShape, at: Tick, epoch: Duration) -> Self {
         metrics.drop_labels(&shape.labels.dropped);
         if self.current.is_empty() {
@@ -131,7 +132,7 @@ impl SeriesTable {
                 None => table.classes.push((class.id.clone(), series)),
             }
         }
-        // Only tenants in the settings take a place; removed ones keep their series.
+        // Only configured tenants take a place; removed ones keep their series.
         let mut places = TENANTS.saturating_sub(table.known_tenants(shape));
         for tenant in &shape.tenants {
             table.bind_tenant(metrics, tenant, &mut places);
@@ -195,13 +196,13 @@ impl SeriesTable {
         &self.default_class
     }
 
-    /// What was counted of a tenant since the start: met, judged, input and output tokens. `None`: it has no
-    /// series of its own.
+    /// Counts of a tenant since the start: met, judged, input and output tokens. `None` if it has no series
+    /// of its own.
     pub(super) fn tenant_totals(&self, tenant: &TenantId) -> Option<[u64; 4]> {
         self.tenants.get(tenant).map(|series| series.totals())
     }
 
-    /// Counts misses that nobody had.
+    /// Counts test misses.
     pub(super) fn drill(&self, misses: u64) {
         self.drill.iter().for_each(|series| series.miss(misses));
     }
@@ -278,14 +279,22 @@ impl ClassState {
         self.history.set_window(promise.window, at);
     }
 
-    /// What was counted, to outlive the process.
+    /// The counts, for saving.
     pub(super) fn counts(&mut self) -> ClassCounts {
         let lengths = LengthBucket::ALL.iter().zip(&mut self.lengths);
         let lengths = lengths.map(|(length, burn)| (length.as_str().to_owned(), burn.state())).collect();
         ClassCounts { all: self.burn.state(), lengths }
     }
 
-    /// Takes in what a process before has counted.
+    /// Takes in what Prometheus has counted over all gateways.
+    pub(super) fn set_summed(&mut self, summed: &SummedClass, until: Tick) {
+        self.burn.set_summed(summed.all.clone(), until);
+        for (burn, windows) in self.lengths.iter_mut().zip(&summed.lengths) {
+            burn.set_summed(windows.clone(), until);
+        }
+    }
+
+    /// Restores the counts of a previous process.
     pub(super) fn restore(&mut self, counts: &ClassCounts, at: Tick) {
         self.burn.restore(&counts.all, at);
         for (length, burn) in LengthBucket::ALL.iter().zip(&mut self.lengths) {
@@ -369,9 +378,10 @@ impl ClassSeries {
             memory.missed.slot(finished.end).0[reason as usize] += 1;
         }
         memory.lengths[finished.length as usize].note(outcome == Outcome::Met, finished.end);
-        if outcome != Outcome::Missed(Missed::Shed) {
+        let pressing = if outcome == Outcome::Met { outcome } else { finished.verdict.by_class };
+        if pressing.is_judged() && pressing != Outcome::Missed(Missed::Shed) {
             let tenant = finished.tenant.as_ref().map_or(0, |tenant| key_of(tenant.as_str().as_bytes()));
-            memory.burn.note_served_to(tenant, outcome == Outcome::Met, finished.end);
+            memory.burn.note_served_to(tenant, pressing == Outcome::Met, finished.end);
         }
         if let Some((input, output)) = finished.tokens().filter(|_| self.promise.assumed.is_some()) {
             memory.input.note(input, finished.end);

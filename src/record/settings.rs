@@ -1,4 +1,4 @@
-//! Where the access line goes, what outlives the process, and by which labels requests are counted.
+//! Settings of the access log, persistent counts and metric labels.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ pub enum AccessLog {
     /// One JSON object per line on stdout.
     #[default]
     Stdout,
-    /// No access log.
+    /// Disabled.
     Off,
 }
 
 /// The journal: a line in a file for each finished request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalSettings {
-    /// The file that is written. Rotated ones stand beside it.
+    /// The current file. Rotated ones stand beside it.
     pub path: PathBuf,
     /// The key of its hashes; none: one by chance for each process.
     pub hash_key: Option<HashKey>,
-    /// A file of so many bytes is rotated.
+    /// Size at which a file is rotated, bytes.
     pub max_size: u64,
     /// A file as old as this is rotated.
     pub max_age: Duration,
@@ -60,21 +60,45 @@ impl JournalSettings {
 /// The file in which the counts of classes outlive the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SloStateSettings {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// How often it is saved.
     pub every: Duration,
 }
 
 impl SloStateSettings {
-    /// How often, where nothing is said.
+    /// The default interval.
     pub const EVERY: Duration = Duration::from_secs(60);
+}
+
+/// The Prometheus that budgets are read from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrometheusSettings {
+    /// Its address; its base is the path before `/api/v1/query`.
+    pub address: EngineAddress,
+    /// Sent with every query.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Roots in place of the system's.
+    pub roots: Option<Arc<[CertificateDer<'static>]>>,
+    /// How often it is read.
+    pub every: Duration,
+    /// Limit on one query.
+    pub timeout: Duration,
+    /// Labels that distinguish these gateways from others that it scrapes.
+    pub select: Vec<(String, String)>,
+}
+
+impl PrometheusSettings {
+    /// How often, by default.
+    pub const EVERY: Duration = Duration::from_secs(60);
+    /// Limit on one query, by default.
+    pub const TIMEOUT: Duration = Duration::from_secs(10);
 }
 
 /// Export of spans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtlpSettings {
-    /// The collector; its base is what stands before `/v1/traces`.
+    /// The collector; its base is the path before `/v1/traces`.
     pub address: EngineAddress,
     /// Sent with every batch.
     pub headers: Vec<(HeaderName, HeaderValue)>,
@@ -86,14 +110,14 @@ pub struct OtlpSettings {
     pub resource: Vec<(String, String)>,
 }
 
-/// By which labels the metrics of requests are told apart.
+/// Labels of the request metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetricLabels {
     /// Omitted labels; series that differ only in these are counted together.
     pub dropped: Vec<RequestLabel>,
     /// Whether histograms have the label `model` too.
     pub histograms_by_model: bool,
-    /// Each engine has series of its own.
+    /// Whether each engine has series of its own.
     pub series_by_engine: bool,
 }
 

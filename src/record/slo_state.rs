@@ -16,10 +16,10 @@ use super::burn::BurnState;
 /// The beginning of the first line.
 const NAME: &str = "goodput-slo-state";
 
-/// The version that is written, and the only one that is read.
+/// The only supported version.
 const VERSION: u32 = 1;
 
-/// A file that is longer than this is none of ours: 50 classes take some 1.5 MB.
+/// Longest file that is accepted: 50 classes take about 1.5 MB.
 const LONGEST: u64 = 64 << 20;
 
 /// All classes.
@@ -38,7 +38,7 @@ pub(super) struct ClassCounts {
     pub(super) lengths: BTreeMap<String, BurnState>,
 }
 
-/// What came of reading a file.
+/// Result of reading a file.
 #[derive(Debug)]
 pub enum StateLoad {
     /// Here it is.
@@ -79,7 +79,33 @@ impl StateLoad {
     }
 }
 
-/// Where the state is kept.
+/// Result of a save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateSave {
+    /// The file is this gateway's, and new.
+    Success,
+    /// Saved over what another process has saved meanwhile.
+    Conflict,
+    /// The file is as it was.
+    Failure,
+}
+
+impl StateSave {
+    /// Every result.
+    pub(super) const ALL: [StateSave; 3] = [StateSave::Success, StateSave::Conflict, StateSave::Failure];
+
+    /// The value of the label `result`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            StateSave::Success => "success",
+            StateSave::Conflict => "conflict",
+            StateSave::Failure => "failure",
+        }
+    }
+}
+
+/// The file of the state.
 #[derive(Clone, Debug)]
 pub struct StateFile {
     path: PathBuf,
@@ -102,7 +128,11 @@ impl StateFile {
     #[must_use]
     pub fn load(&self) -> StateLoad {
         let mut bytes = Vec::new();
-        let read = File::open(&self.path).and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes));
+        let read = std::fs::metadata(&self.path).and_then(|found| match found.is_file() || found.is_dir() {
+            true => File::open(&self.path)?.take(LONGEST + 1).read_to_end(&mut bytes),
+            // To open a pipe may block for ever.
+            false => Err(io::Error::new(io::ErrorKind::NotSeekable, "it is no regular file")),
+        });
         match read {
             Ok(_) => decode(&bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => StateLoad::Absent,
@@ -110,18 +140,34 @@ impl StateFile {
         }
     }
 
-    /// Replaces it by this state, whole or not at all. Blocks until it is on the disk.
+    /// The first line of the file, which no two savings have in common; `None` without a file.
+    #[must_use]
+    pub fn stamp(&self) -> Option<StateStamp> {
+        let mut line = Vec::new();
+        let mut file = File::open(&self.path).ok()?.take(STAMP);
+        file.read_to_end(&mut line).ok()?;
+        Some(StateStamp(line))
+    }
+
+    /// Replaces it by this state, whole or not at all; returns the new stamp. Blocks until it is on the disk.
     ///
     /// # Errors
     /// Whatever the system says.
-    pub fn save(&self, state: &SloState) -> io::Result<()> {
+    pub fn save(&self, state: &SloState) -> io::Result<StateStamp> {
+        let bytes = encode(state);
+        // A unique name, because another gateway may be configured with the same file.
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
-        name.push(".new");
+        name.push(format!(".{:016x}.new", rand::random::<u64>()));
         let beside = self.path.with_file_name(name);
-        let mut file = File::create(&beside)?;
-        file.write_all(&encode(state))?;
+        self.replace(&bytes, &beside).inspect_err(|_| drop(std::fs::remove_file(&beside)))?;
+        Ok(StateStamp(bytes[..bytes.len().min(STAMP as usize)].to_vec()))
+    }
+
+    fn replace(&self, bytes: &[u8], beside: &Path) -> io::Result<()> {
+        let mut file = File::create(beside)?;
+        file.write_all(bytes)?;
         file.sync_all()?;
-        std::fs::rename(&beside, &self.path)?;
+        std::fs::rename(beside, &self.path)?;
         // The rename itself is on the disk once its folder is.
         match self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             Some(folder) => File::open(folder)?.sync_all(),
@@ -129,6 +175,13 @@ impl StateFile {
         }
     }
 }
+
+/// The beginning of a file, by which a saving of another gateway is noticed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateStamp(Vec<u8>);
+
+/// Bytes of a stamp: name, version and hash.
+const STAMP: u64 = 84;
 
 fn encode(state: &SloState) -> Vec<u8> {
     let body = serde_json::to_vec(state).expect("names and numbers are always JSON");
@@ -186,9 +239,15 @@ mod tests {
             assert!(matches!(file.load(), StateLoad::Restored(read) if read == state()));
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        let full = StateFile::at(folder.path().join("full"));
+        std::fs::create_dir(full.path()).unwrap();
+        assert!(full.save(&state()).is_err(), "a folder cannot be replaced");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "and nothing is left of the attempt");
         let nowhere = StateFile::at(folder.path().join("nowhere/slo.state"));
         assert!(nowhere.save(&state()).is_err());
-        assert!(matches!(StateFile::at(folder.path().to_owned()).load(), StateLoad::Unreadable(_)));
+        for other in [folder.path(), Path::new("/dev/null")] {
+            assert!(matches!(StateFile::at(other.to_owned()).load(), StateLoad::Unreadable(_)), "{}", other.display());
+        }
     }
 
     #[test]
@@ -197,6 +256,18 @@ mod tests {
         for length in 0..whole.len() {
             assert!(matches!(decode(&whole[..length]), StateLoad::Torn), "{length}");
         }
+    }
+
+    #[test]
+    fn a_saving_of_another_gateway_is_told_by_the_stamp() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (StateFile::at(folder.path().join("s")), StateFile::at(folder.path().join("s")));
+        assert_eq!(one.stamp(), None);
+        let saved = one.save(&state()).unwrap();
+        assert_eq!(one.stamp(), Some(saved.clone()));
+        let theirs = other.save(&SloState { saved_at: 7, ..state() }).unwrap();
+        assert_ne!(one.stamp(), Some(saved));
+        assert_eq!(one.stamp(), Some(theirs));
     }
 
     #[test]

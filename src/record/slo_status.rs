@@ -4,13 +4,48 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::judge::Missed;
-use crate::types::{ClassId, EngineId, LengthBucket, PoolId, TenantId};
+use crate::types::{ClassId, EngineId, LengthBucket, PoolId, TenantId, Tick};
 
 use super::burn::{Burn, WindowCount};
 use super::gauges::drifts;
 use super::history::SAMPLED_EVERY;
 use super::length_drift::DRIFT_FACTOR;
 use super::{EngineHour, HistoryPoint, HistorySpan, MissRecord, Recorder};
+
+/// Source of a class's counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountSource {
+    /// This process, since it started.
+    Process,
+    /// This gateway, over restarts (`telemetry.slo_state`).
+    File,
+    /// All gateways (`telemetry.prometheus`).
+    Prometheus,
+}
+
+impl CountSource {
+    /// Every source.
+    pub const ALL: [CountSource; 3] = [CountSource::Process, CountSource::File, CountSource::Prometheus];
+
+    /// The source of a class's figures at `at`.
+    pub(super) fn of(burn: &Burn, at: Tick) -> CountSource {
+        match burn.is_summed(at) {
+            true => CountSource::Prometheus,
+            false if burn.is_kept() => CountSource::File,
+            false => CountSource::Process,
+        }
+    }
+
+    /// The label value.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            CountSource::Process => "process",
+            CountSource::File => "file",
+            CountSource::Prometheus => "prometheus",
+        }
+    }
+}
 
 /// The SLO status of one class.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,9 +58,11 @@ pub struct SloStatus {
     pub own: WindowCount,
     /// Unix time from which on it was counted, in seconds.
     pub since: u64,
+    /// Source of its counts.
+    pub source: CountSource,
     /// The same for each prompt length of which anything was judged.
     pub lengths: Vec<LengthStatus>,
-    /// How far lengths are off those that it assumes, where that is known.
+    /// Deviation of lengths from those assumed, if known.
     pub drifts: Vec<WorkloadDrift>,
     /// Remaining share of the error budget; negative if overspent. Absent if nothing was
     /// judged.
@@ -41,12 +78,12 @@ pub struct SloStatus {
     pub overdue: u64,
 }
 
-/// How the prompts of one length stand.
+/// SLO status of one prompt length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LengthStatus {
     /// The length.
     pub length: LengthBucket,
-    /// What was counted in the window of the class's promise.
+    /// Counts in the class's window.
     pub own: WindowCount,
     /// The share of the budget of misses that is left.
     pub budget_left: f64,
@@ -54,7 +91,7 @@ pub struct LengthStatus {
     pub burn: Vec<(WindowCount, f64)>,
 }
 
-/// A percentile of lengths against the one that the class assumes.
+/// A percentile of lengths against the assumed one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadDrift {
     /// `input` or `output`.
@@ -72,7 +109,7 @@ impl WorkloadDrift {
         self.ratio > DRIFT_FACTOR || self.ratio < 1.0 / DRIFT_FACTOR
     }
 
-    /// What to do about it, for an operator; nothing while it is the workload that was assumed.
+    /// Advice for an operator; `None` for the assumed workload.
     #[must_use]
     pub fn advice(&self) -> Option<String> {
         let WorkloadDrift { direction, percentile, ratio } = self;
@@ -86,7 +123,7 @@ impl WorkloadDrift {
 }
 
 /// Windows in which anything was judged, with how fast the budget was used.
-fn burns(burn: &Burn, at: crate::types::Tick) -> Vec<(WindowCount, f64)> {
+fn burns(burn: &Burn, at: Tick) -> Vec<(WindowCount, f64)> {
     let judged = burn.spans(at).filter(|span| span.count.judged > 0);
     judged.map(|span| (span, burn.rate(span.count))).collect()
 }
@@ -117,6 +154,7 @@ impl Recorder {
                 target: series.promise.joint_target,
                 own,
                 since: self.0.clock.wall().saturating_sub(own.covered).as_secs(),
+                source: CountSource::of(&memory.burn, at),
                 lengths: lengths.collect(),
                 drifts: told,
                 budget_left: (own.count.judged > 0).then(|| memory.burn.budget_left(at)),
@@ -186,8 +224,8 @@ impl Recorder {
         self.0.misses.all()
     }
 
-    /// What was counted of a tenant since the start: met, judged, input and output tokens. `None`: it has
-    /// no series of its own.
+    /// Counts of a tenant since the start: met, judged, input and output tokens. `None` if it has no series
+    /// of its own.
     #[must_use]
     pub fn tenant_totals(&self, tenant: &TenantId) -> Option<[u64; 4]> {
         self.0.table.load().tenant_totals(tenant)

@@ -71,7 +71,7 @@ fn name_of(record: &RequestRecord, trace: &RequestTrace) -> String {
     }
 }
 
-/// What the conventions call the operation, if it is one of theirs.
+/// Name of the operation in the conventions, if they have one.
 fn operation(endpoint: ApiPath) -> Option<&'static str> {
     match (endpoint.dialect(), endpoint.path()) {
         (Dialect::Completions, _) => Some("text_completion"),
@@ -123,8 +123,8 @@ fn request_attributes(record: &RequestRecord, trace: &RequestTrace) -> Vec<KeyVa
     all.0
 }
 
-/// By the conventions for generative AI. `max_tokens` and usage as they were stated; nothing is made
-/// up: estimated tokens stand under a name of ours.
+/// Attributes of the conventions for generative AI: `max_tokens` and usage as stated. Estimated tokens have names of
+/// our own, so that they are not taken for reported ones.
 fn gen_ai(record: &RequestRecord, trace: &RequestTrace, all: &mut Attributes) {
     all.maybe("gen_ai.provider.name", trace.provider);
     all.maybe("gen_ai.request.model", trace.model.as_deref());

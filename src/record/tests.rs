@@ -1169,6 +1169,7 @@ async fn the_number_of_series_is_that_of_the_page() {
             "goodput_slo_budget",
             "goodput_slo_target",
             "goodput_slo_threshold",
+            "goodput_slo_source",
             "goodput_rate{",
         ];
         fixed.iter().chain(&gauges).any(|start| name.starts_with(start))
@@ -1223,6 +1224,7 @@ async fn every_metric_is_listed_with_its_labels() {
     };
     recorder.engines(vec![(PoolId::from("main"), EngineId::from("vllm-0:8000"), report)]);
     recorder.keep_counts(StateLoad::Absent);
+    recorder.expect_prometheus();
     let told = label_names(&[include_str!("golden.prom"), &recorder.page(Format::Text)].concat());
     let listed = include_str!("../../docs/operations.md").lines().filter_map(|line| {
         let mut cells = line.strip_prefix("| `")?.split(" | ");
@@ -1270,7 +1272,7 @@ fn any_finished() -> impl Strategy<Value = RequestRecord> {
                 model: model.map(Arc::from),
                 length,
                 timeline: timeline.map(whole),
-                ..finished(Verdict { outcome, ttft, tpot, itl: None, e2e: None })
+                ..finished(Verdict { ttft, tpot, ..Verdict::bare(outcome) })
             }
         })
 }

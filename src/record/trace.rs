@@ -112,7 +112,7 @@ fn digits<const BYTES: usize>(text: &[u8]) -> Option<[u8; BYTES]> {
 pub struct Sampling {
     /// The share of traces without a parent that are kept.
     pub ratio: f64,
-    /// A request with a `traceparent` goes on in that trace, and by its decision.
+    /// Whether a request with a `traceparent` continues that trace and its decision.
     pub follow_parent: bool,
 }
 
@@ -163,16 +163,16 @@ pub struct TraceContext {
     pub span: SpanId,
     /// The client's span.
     pub parent: Option<SpanId>,
-    /// The client's span, where its trace is not gone on with.
+    /// The client's span, if its trace is not continued.
     pub link: Option<TraceParent>,
     /// Decided at the head: the trace is kept.
     pub sampled: bool,
-    /// The `tracestate` that goes on.
+    /// The `tracestate` to forward.
     pub state: Option<Arc<str>>,
 }
 
 impl TraceContext {
-    /// What the engine of an attempt with this span is sent.
+    /// Trace context for the engine of an attempt with this span.
     #[must_use]
     pub fn outgoing(&self, span: SpanId) -> OutgoingTrace {
         let parent = TraceParent { trace: self.trace, span, sampled: self.sampled };

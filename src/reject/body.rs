@@ -53,8 +53,8 @@ fn responses(refusal: &Rejection, request_id: &RequestId, last: Option<u64>) -> 
     })
 }
 
-/// OpenAI's names of error kinds. What an engine did is `upstream_error`, so that it is not
-/// taken for a fault of the gateway.
+/// OpenAI's names of error kinds. A fault of an engine is `upstream_error`, to distinguish it from a fault of
+/// the gateway.
 fn openai_type(refusal: &Rejection) -> &'static str {
     match refusal.status() {
         StatusCode::UNAUTHORIZED => "authentication_error",

@@ -132,7 +132,7 @@ fn misses_are_server_errors_and_exclusions_are_client_errors() {
 }
 
 #[test]
-fn only_what_is_true_is_promised() {
+fn retry_after_is_sent_only_if_true() {
     for refusal in Rejection::samples() {
         // The samples' numbers: where nobody can know, there is none.
         let known = match refusal {
@@ -171,7 +171,7 @@ fn c32_a_rate_limit_has_the_type_that_clients_look_for() {
 }
 
 #[test]
-fn a_rate_limit_tells_rate_and_burst_and_what_its_kind_lets_one_do() {
+fn a_rate_limit_message_has_rate_burst_and_advice() {
     let told = |limit, per_minute, most| {
         let limit_status = LimitStatus { limit, per_minute, most, ..TOKENS_USED_UP };
         Rejection::RateLimitExceeded { limit_status, retry_after: Some(5) }.message().into_owned()
@@ -208,7 +208,7 @@ fn a_rate_limit_tells_rate_and_burst_and_what_its_kind_lets_one_do() {
 }
 
 #[test]
-fn where_nobody_knows_when_no_moment_is_promised() {
+fn retry_after_is_omitted_if_unknown() {
     let pool = PoolId::from("chat");
     let limit_status = LimitStatus { limit: LimitKind::ConcurrentRequests, reset: None, ..TOKENS_USED_UP };
     for refusal in [
@@ -222,7 +222,7 @@ fn where_nobody_knows_when_no_moment_is_promised() {
 }
 
 #[test]
-fn c35_what_can_never_fit_names_limit_and_need() {
+fn c35_a_request_that_can_never_fit_names_limit_and_need() {
     let limit_status =
         Rejection::RequestExceedsLimit { limit: LimitKind::Tokens, scope: LimitScope::Model, need: 5000, most: 1000 };
     let told = limit_status.message();
@@ -231,7 +231,7 @@ fn c35_what_can_never_fit_names_limit_and_need() {
 }
 
 #[test]
-fn limits_are_told_in_seconds() {
+fn limits_are_reported_in_seconds() {
     let told = |millis| Rejection::IdleTimeout { limit: Duration::from_millis(millis) }.message().into_owned();
     assert!(told(30_000).contains(" 30 s "));
     assert!(told(300).contains(" 0.300 s "));

@@ -16,7 +16,7 @@ pub enum ReasoningEdit {
     /// Unchanged.
     #[default]
     AsAsked,
-    /// Reduce what the body asks for.
+    /// Reduce the requested reasoning.
     Less,
     /// Also add a switch where the body has none, for engines whose chat templates support
     /// it.
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn c66_nothing_is_injected_where_it_was_asked_for_or_makes_no_sense() {
+    fn c66_no_injection_if_already_requested_or_inapplicable() {
         for body in [
             r#"{"stream":true,"stream_options":{"include_usage":true}}"#,
             r#"{"stream":false}"#,
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clients_priority_goes_and_the_gateways_comes() {
+    fn the_clients_priority_is_replaced_by_the_gateways() {
         let plan = EditPlan { engine_priority: Some(2), ..EditPlan::default() };
         for (body, bare, with) in [
             (r#"{"priority":-100}"#, "{}", r#"{"priority":2}"#),
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_is_lowered_where_it_stands_and_set_where_none_does() {
+    fn a_stated_cap_is_lowered_and_a_missing_one_is_set() {
         let lowered = |body: &str, path: &str| {
             let dialect = ApiPath::relayed(path).unwrap().dialect();
             let plan = EditPlan { lowered_cap: Some(50), ..EditPlan::default() };
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_is_turned_down_where_it_is_asked_for_and_told_to_the_template() {
+    fn reasoning_is_reduced_if_requested_and_disabled_in_the_template() {
         let template = r#""chat_template_kwargs":{"enable_thinking":false,"thinking":false}"#;
         let chat = [
             // Reduces the body's own switches under any name.
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn each_switch_is_judged_by_itself_where_switches_contradict_each_other() {
+    fn contradicting_switches_are_edited_separately() {
         for (body, becomes) in [
             (
                 r#"{"chat_template_kwargs":{"thinking":false},"reasoning_effort":"high"}"#,
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_no_reasoning_has_none_and_the_other_dialects_have_their_own_switches() {
+    fn requests_without_reasoning_are_unchanged_and_each_dialect_has_its_switches() {
         // A body that asks for no reasoning is unchanged.
         for body in [
             r#"{"reasoning_effort":"none"}"#,
@@ -762,7 +762,7 @@ mod tests {
         }
 
         #[test]
-        fn spliced_bodies_are_json_and_mean_what_the_plan_says(
+        fn spliced_bodies_are_json_and_match_the_plan(
             body in request(),
             model in proptest::option::of("[a-z\"\\\\é]{0,6}"),
             usage in any::<(bool, bool)>(),

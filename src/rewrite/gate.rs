@@ -24,7 +24,7 @@ use super::moved::with_members_of;
 use super::usage::{OversizedEdit, without_usage};
 use crate::observe::{PieceInfo, PiecePart, UsagePosition};
 
-/// Passes the bytes of one response, except what the gateway caused.
+/// Passes the bytes of one response, without the effects of injected fields.
 #[derive(Debug)]
 pub struct EventGate {
     hide_usage: bool,
@@ -48,7 +48,7 @@ impl EventGate {
         EventGate { hide_usage, strip_continuous, long: None, finish: None, has_hidden: false, has_moved: false }
     }
 
-    /// Passes on what may pass of this piece and of a held event.
+    /// Passes the permitted bytes of this piece and of a held event.
     #[inline]
     pub fn pass(&mut self, bytes: Bytes, note: &PieceInfo, out: &mut dyn FnMut(Bytes)) {
         if self.finish.is_some() || self.has_hidden {
@@ -160,7 +160,7 @@ mod tests {
     use crate::observe::{Observer, ObserverOptions, ResponseExpectation, ResponseFormat};
     use crate::types::{Dialect, Tick};
 
-    /// What the gate passes of a chat stream observed as in the gateway.
+    /// The bytes that pass of an observed chat stream.
     fn passed(gate: EventGate, stream: &str) -> String {
         passed_in(gate, &[stream])
     }
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn events_without_choices_or_with_an_error_are_none_of_ours() {
+    fn events_without_choices_or_with_an_error_are_not_edited() {
         let preamble = "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n";
         let null = "data: {\"choices\":[],\"usage\":null}\n\n";
         let error = "data: {\"error\":{\"code\":500},\"usage\":{\"completion_tokens\":1}}\n\n";
@@ -267,7 +267,7 @@ mod tests {
     const PUT_BACK: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}],\"system_fingerprint\":\"f\"}\n\n";
 
     #[test]
-    fn c105_what_only_the_hidden_event_has_is_put_back() {
+    fn c105_members_of_the_removed_event_are_put_back() {
         let [finish, usage] = VLLM;
         let stream = [ROLE, TOKEN, finish, usage, DONE].concat();
         let put_back = [ROLE, TOKEN, PUT_BACK, DONE].concat();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn c105_an_event_that_waits_in_vain_goes_out_as_it_came() {
+    fn c105_a_held_event_without_a_successor_is_relayed_unchanged() {
         let [finish, usage] = VLLM;
         let error = "data: {\"error\":{\"code\":500},\"choices\":[],\"usage\":{\"completion_tokens\":1}}\n\n";
         for behind in ["", DONE, ": ping\n\n", TOKEN, error, "data: [1]\n\n"] {

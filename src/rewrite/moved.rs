@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_hidden_event_has_alone_is_put_back_as_it_was_written() {
+    fn only_members_unique_to_the_removed_event_are_put_back_unchanged() {
         for (event, hidden, whole) in [
             (r#"{"a":1}"#, r#"{"a":2,"usage":{"b":1},"b":{"c":[1, 2]}}"#, r#"{"a":1,"b":{"c":[1, 2]}}"#),
             (r#"{ "a": 1 }"#, r#"{"usage": 3, "b": NaN, "c": null}"#, r#"{ "a": 1, "b": NaN, "c": null }"#),

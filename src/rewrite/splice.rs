@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn splicing_frames_is_splicing_the_whole(
+        fn splicing_frames_equals_splicing_the_whole_body(
             body in proptest::collection::vec(any::<u8>(), 0..60),
             cuts in proptest::collection::vec(0usize..60, 0..5),
             edits in proptest::collection::vec((0usize..12, 0usize..9, "[x-z]{0,4}"), 0..5),

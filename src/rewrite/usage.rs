@@ -11,7 +11,7 @@ use memchr::{memchr, memchr2, memmem};
 use crate::json::{self, Interest, Literal, Nest, Scalar, Sink, Tokenizer};
 use crate::observe::sse::EventFields;
 
-/// Most bytes of a long event held; many times what engines write there.
+/// Most bytes of a long event held; engines write far less there.
 const MOST_HELD: usize = 4 * 1024;
 
 /// Returns the event without the `usage` members of its data.
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usage_member_goes_with_one_comma() {
+    fn the_usage_member_is_removed_with_one_comma() {
         for (data, left) in [
             (r#"{"usage":null}"#, "{}"),
             (r#"{"usage":{"a":[1,{"usage":2}]}}"#, "{}"),
@@ -354,7 +354,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_left_is_the_object_without_its_usage(members in proptest::collection::vec(member(), 0..7)) {
+        fn the_rest_is_the_object_without_its_usage(members in proptest::collection::vec(member(), 0..7)) {
             let data = format!("{{{}}}", members.join(","));
             let left = stripped(&data);
             let mut expected: Value = serde_json::from_str(&data).unwrap();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passing_event_is_held_only_where_it_is_in_doubt() {
+    fn an_oversized_event_is_held_only_while_undecided() {
         let mut passing = OversizedEdit::default();
         let mut passed = |piece: &'static str| {
             let left = passing.pass(Bytes::from_static(piece.as_bytes()));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_on_one_line_or_too_much_to_hold_passes_as_it_is() {
+    fn data_that_is_no_object_or_too_long_passes_unchanged() {
         let spaces = " ".repeat(2 * MOST_HELD);
         for data in [
             "[{\"usage\":1},2]".to_owned(),

@@ -25,8 +25,7 @@ pub enum ProbeResult {
 }
 
 impl ProbeResult {
-    /// Whether it means that the engine is going away and may never answer its open requests. Silence does
-    /// not.
+    /// Whether it means that the engine is departing and may never finish its requests. Silence does not.
     #[must_use]
     pub const fn is_departure(self) -> bool {
         matches!(self, ProbeResult::Refused | ProbeResult::Unhealthy { status: 503 })

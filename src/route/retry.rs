@@ -69,7 +69,7 @@ pub enum Injection {
 }
 
 impl AttemptOutcome {
-    /// In a word, for whoever follows an attempt.
+    /// A short name, for traces and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -129,9 +129,9 @@ pub enum RetryDecision {
     SameWithoutCap,
     /// Choose again: an untried engine, or the only one.
     Another,
-    /// None is left: relay the last engine's response unchanged.
+    /// No attempt is left: relay the last engine's response unchanged.
     Relay,
-    /// None is left, and no attempt got a response: the gateway makes one.
+    /// No attempt is left, and none got a response: the gateway creates one.
     GiveUp,
 }
 
@@ -155,7 +155,7 @@ pub enum EngineEffect {
 /// The next step, and effects of the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetryStep {
-    /// What is to be done.
+    /// The next step.
     pub next: RetryDecision,
     /// Effects on engines.
     pub effects: Vec<EngineEffect>,
@@ -476,8 +476,7 @@ impl Attempts {
         RetryStep { next, effects }
     }
 
-    /// What the client gets if no engine is left. [`RetryDecision::Relay`] means the last engine's
-    /// response.
+    /// The client's response if no engine is left. [`RetryDecision::Relay`] means the last engine's response.
     #[must_use]
     pub fn nothing_left(&self) -> RetryDecision {
         if self.has_answer && !self.timed_out { RetryDecision::Relay } else { RetryDecision::GiveUp }

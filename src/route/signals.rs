@@ -24,7 +24,7 @@ pub struct EngineSignals {
     waiting: Mutex<WatchSlots>,
     /// When its rejection of the pool's key was last logged, in nanoseconds plus one.
     key_refusal_told: AtomicU64,
-    /// Its usage event has had members that stand on the finish event where nobody asks for usage.
+    /// Whether its usage event has members that stand on the finish event if usage is not requested.
     moves_members: AtomicBool,
 }
 

@@ -43,9 +43,9 @@ pub struct EngineView {
     pub work: Tokens,
     /// Requests waiting in it, by a recent report.
     pub waiting: Option<f64>,
-    /// Requests running in it, likewise.
+    /// Requests running in the engine, by its report.
     pub running: Option<f64>,
-    /// Used share of its KV cache, likewise.
+    /// Used share of its KV cache, by its report.
     pub kv_usage: Option<f64>,
     /// Most concurrent requests of this gateway; `None` means unlimited.
     pub seats: Option<u32>,

@@ -1,10 +1,10 @@
-//! What a prompt begins with, as hashes of its blocks.
+//! Block hashes of a prompt's beginning.
 
 /// Whole blocks of a prompt, from the front. Each hash covers its block and everything before it: two prompts whose
 /// lists begin with the same `k` hashes begin with the same `k` blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptBlocks {
-    /// Tokens of one block; 0 where nothing is known.
+    /// Tokens per block; 0 if unknown.
     pub tokens: u64,
     /// One hash per whole block.
     pub hashes: Vec<u64>,
@@ -32,7 +32,7 @@ impl PromptBlocks {
     }
 }
 
-/// Scrambles a number into one that looks like chance (the finisher of splitmix64).
+/// Hashes a number (the finalizer of splitmix64).
 pub(super) const fn scrambled(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

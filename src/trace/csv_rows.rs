@@ -124,7 +124,7 @@ impl<R: BufRead> Rows for AzureRows<R> {
     }
 }
 
-/// Nanoseconds of a time of day, with or without an offset; without one it is taken as UTC.
+/// Nanoseconds of a time of day, with or without an offset (default UTC).
 fn moment(text: &str) -> Option<i128> {
     let civil = |text: &str| text.parse::<DateTime>().ok()?.to_zoned(TimeZone::UTC).ok();
     let stamp = text.parse::<Timestamp>().ok();

@@ -1,4 +1,4 @@
-//! What is wrong with a trace, and where.
+//! Errors in a trace, with their position.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use std::time::Duration;
 pub struct TraceError {
     /// Line, from 1.
     pub line: u64,
-    /// What is wrong there.
+    /// The error.
     pub fault: TraceFault,
 }
 
-/// What is wrong with a line.
+/// Error in a line.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceFault {
     /// The file has no requests.
@@ -33,20 +33,20 @@ pub enum TraceFault {
     /// A field is not there.
     #[error("there is no field {0:?}")]
     Missing(&'static str),
-    /// A field that is no number, or not one that the field can have.
+    /// A field that is not a number, or out of range.
     #[error("{field} is {value:?}; it must be {must}")]
     BadNumber {
         /// The field.
         field: &'static str,
-        /// What stands there.
+        /// The value.
         value: String,
-        /// What may stand there.
+        /// The expected form.
         must: &'static str,
     },
     /// A request that came before the one in front of it.
     #[error("this request came {by:?} before the one in the line above; sort the trace by time")]
     Unsorted {
-        /// By so much.
+        /// The difference.
         by: Duration,
     },
     /// A request of a journal that ended too long after others that came later.
@@ -54,17 +54,17 @@ pub enum TraceFault {
         "this request came {by:?} before requests that were passed on already: it took longer than the reordering window of {window:?}"
     )]
     TooLate {
-        /// By so much.
+        /// The difference.
         by: Duration,
         /// The window.
         window: Duration,
     },
-    /// A version of the journal that this program does not know.
+    /// An unsupported version of the journal.
     #[error("this journal is of version {found}; this program reads version {known}")]
     Version {
-        /// What the journal says.
+        /// The version of the journal.
         found: u64,
-        /// What is known.
+        /// The supported version.
         known: u64,
     },
     /// The file cannot be read.

@@ -20,10 +20,10 @@ use super::reader::{Row, Rows, TraceNotes, nanos};
 /// The version of the format that is read.
 const VERSION: u64 = 1;
 
-/// Tokens that one hash of 512 bytes stands for: four bytes are about a token.
-const BLOCK_TOKENS: u64 = 128;
+/// Tokens per hash of 512 bytes, at four bytes per token.
+pub(super) const BLOCK_TOKENS: u64 = 128;
 
-/// What is needed of a line: a header or a request. Further members are passed over.
+/// The needed members of a line: a header or a request. Other members are ignored.
 #[derive(Deserialize)]
 struct RecordedLine {
     /// Header: whose format it is.
@@ -111,7 +111,7 @@ impl<R: BufRead> JournalLines<R> {
         }
     }
 
-    /// Reads one line. Something that is no JSON is what a crash leaves behind.
+    /// Reads one line. A line that is not JSON may be the rest of a crash.
     fn read(&mut self, notes: &mut TraceNotes) -> Result<(), TraceError> {
         let Some((bytes, number, _)) = self.lines.next()? else {
             self.is_read = true;
@@ -195,6 +195,12 @@ fn is_work(line: &RecordedLine) -> bool {
         .as_deref()
         .is_none_or(|path| generates.iter().any(|end| path.trim_end_matches('/').ends_with(end)));
     to_a_generating_path && !matches!(line.reason.as_deref(), Some("invalid_request" | "unauthorized" | "unjudged"))
+}
+
+/// The number of the tenant that a journal writes as this hash, under the key with this id.
+#[must_use]
+pub fn journal_tenant(hash: &str, key_id: &str) -> u64 {
+    hash_of(hash) ^ hash_of(key_id)
 }
 
 /// A number for a hash that is written as text.

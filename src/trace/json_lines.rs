@@ -60,7 +60,7 @@ impl<R: BufRead> Lines<R> {
             let fault = match error.classify() {
                 Category::Eof if !is_whole => TraceFault::CutOff,
                 _ => {
-                    // The error counts lines from the one that it was given.
+                    // The error counts lines from the given one.
                     let told = error.to_string();
                     let what = told.split(" at line ").next().unwrap_or(&told);
                     TraceFault::Malformed(format!("{what} at column {}", error.column()))
@@ -96,7 +96,7 @@ fn number(value: Option<&Number>, field: &'static str, line: u64, must: &'static
 }
 
 impl TraceLine {
-    /// The request, its times in so many nanoseconds and its blocks of so many tokens.
+    /// The request, with times in units of this many nanoseconds and blocks of this many tokens.
     fn row(self, line: u64, unit: f64, unit_name: &'static str, block: u64) -> Result<Row, TraceError> {
         let moment = (number(self.timestamp.as_ref(), "timestamp", line, unit_name)? * unit).round() as i128;
         let length = |value: Option<&Number>, field| {

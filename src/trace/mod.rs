@@ -30,6 +30,7 @@ mod tests;
 
 pub use blocks::PromptBlocks;
 pub use error::{TraceError, TraceFault};
+pub use journal::journal_tenant;
 pub use reader::{TraceFormat, TraceNotes, TraceReader};
 pub use reshape::{Reshape, ReshapeError, Reshaped};
 
@@ -39,15 +40,15 @@ use std::time::Duration;
 /// One request of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TraceRequest {
-    /// Line of the file that it stands in, from 1.
+    /// Its line in the file, from 1.
     pub line: u64,
     /// When it came, from the first request of the trace.
     pub at: Duration,
-    /// SLO class, where the trace knows it.
+    /// SLO class, if the trace has it.
     pub class: Option<Arc<str>>,
     /// Tenant, as a hash that means nothing outside the trace.
     pub tenant: Option<u64>,
-    /// Conversation, likewise.
+    /// Conversation, if the trace has it.
     pub session: Option<u64>,
     /// Prompt tokens, at least 1.
     pub input: u64,

@@ -3,6 +3,8 @@
 use std::io::BufRead;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::TraceRequest;
 use super::csv_rows::{AzureRows, BurstGptRows};
 use super::error::{TraceError, TraceFault};
@@ -38,6 +40,17 @@ impl TraceFormat {
             TraceFormat::BurstGpt => "burstgpt",
             TraceFormat::Mooncake => "mooncake",
             TraceFormat::Bailian => "bailian",
+        }
+    }
+
+    /// Tokens of the blocks by which the format tells that prompts begin alike; `None` where it does not tell.
+    #[must_use]
+    pub const fn block_tokens(self) -> Option<u64> {
+        match self {
+            TraceFormat::Journal => Some(super::journal::BLOCK_TOKENS),
+            TraceFormat::Azure | TraceFormat::BurstGpt => None,
+            TraceFormat::Mooncake => Some(512),
+            TraceFormat::Bailian => Some(16),
         }
     }
 
@@ -81,7 +94,7 @@ impl std::str::FromStr for TraceFormat {
 }
 
 /// What a reader passed over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TraceNotes {
     /// Requests that failed in the original (BurstGPT: no response tokens) and are not replayed.
     pub failed: u64,

@@ -252,14 +252,14 @@ mod tests {
     }
 
     #[test]
-    fn another_method_on_a_known_path_is_told_apart_from_an_unknown_path() {
+    fn a_wrong_method_is_distinguished_from_an_unknown_path() {
         assert_eq!(ApiPath::find("GET", "/v1/messages"), Err(PathError::Method { allow: "POST" }));
         assert_eq!(ApiPath::find("POST", "/health"), Err(PathError::Method { allow: "GET, HEAD" }));
         assert_eq!(ApiPath::find("POST", "/v1/realtime"), Err(PathError::Path));
     }
 
     #[test]
-    fn what_steers_an_engine_is_no_path_of_ours() {
+    fn control_paths_of_engines_are_unknown() {
         for path in [
             "/v1/load_lora_adapter",
             "/v1/unload_lora_adapter",

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reason_to_cut_stands() {
+    fn the_first_reason_to_cut_is_kept() {
         let side = ClientState::default();
         assert_eq!(side.severed(), None);
         side.sever(DisconnectReason::Total);

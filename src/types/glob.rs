@@ -92,7 +92,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_star_stands_for_any_text() {
+    fn a_star_matches_any_text() {
         let cases = [
             ("llama-*", "llama-3-70b", true),
             ("llama-*", "llama-", true),
@@ -141,7 +141,7 @@ mod tests {
         }
 
         #[test]
-        fn what_covers_matches_all_that_is_covered(a in "[ab*]{0,5}", b in "[ab*]{0,5}", name in "[ab]{0,6}") {
+        fn a_covering_pattern_matches_every_covered_name(a in "[ab*]{0,5}", b in "[ab*]{0,5}", name in "[ab]{0,6}") {
             let (a, b) = (Glob::new(&a), Glob::new(&b));
             prop_assert!(!a.covers(&b) || !b.matches(&name) || a.matches(&name));
         }

@@ -1,5 +1,5 @@
-//! `deploy/compose`, started without containers: the same commands with the same files, and
-//! loopback addresses in place of the names that a network of containers would give.
+//! `deploy/compose`, started without containers: the same commands and files, with loopback addresses in
+//! place of the names of a container network.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::parts::{find, with_parts};
 use crate::prometheus::{Prometheus, free_address};
 use crate::running::{Running, authority, get, post, until};
 
-/// Where the image keeps the binary.
+/// Path of the binary in the image.
 const BINARY: &str = "/usr/local/bin/goodput";
 
 fn root() -> &'static Path {
@@ -36,7 +36,7 @@ fn instruction(name: &str) -> Vec<String> {
     words(&serde_json::from_str(&line[line.find('[').expect("a list")..]).expect("a JSON list"))
 }
 
-/// The services, and what the words of their files and commands stand for here.
+/// The services, with replacements for the addresses in their files and commands.
 struct Compose {
     services: Value,
     folder: tempfile::TempDir,
@@ -50,8 +50,8 @@ impl Compose {
         Compose { services: file["services"].clone(), folder, stands_for: BTreeMap::new() }
     }
 
-    /// The service's command, after the entry point of the image where it is ours. Mounted
-    /// files are copied, volumes are folders, and addresses are put in place everywhere.
+    /// The service's command behind the image's entry point, if any. Mounted files are copied, volumes are
+    /// folders, and addresses are replaced everywhere.
     fn command(&self, name: &str) -> Vec<String> {
         let service = &self.services[name];
         let mut mounts = Vec::new();
@@ -62,7 +62,7 @@ impl Compose {
         }
         let command = words(&service["command"]).into_iter().map(|word| {
             let word = self.in_place(&word);
-            // A path is a word, or stands after the first equals sign of one.
+            // A path is a whole word, or follows the first equals sign of one.
             let (flag, path) = word.split_at(word.find('=').map_or(0, |at| at + 1));
             let mounted = mounts.iter().filter(|(inside, _)| path.starts_with(inside.as_str()));
             match mounted.max_by_key(|(inside, _)| inside.len()) {
@@ -96,7 +96,7 @@ impl Compose {
     }
 }
 
-/// Runs a health check as written, with this address in place of its own; its exit code.
+/// Runs a health check with this address in place of its own; returns its exit code.
 fn is_well(check: &[String], its_own: &str, here: &str) -> Option<i32> {
     let (program, arguments) = check.split_first().expect("a command");
     assert_eq!(program, BINARY);
@@ -107,13 +107,44 @@ fn is_well(check: &[String], its_own: &str, here: &str) -> Option<i32> {
     command.status().expect("it is ours").code()
 }
 
+/// Grafana itself is started by containers only; that its files fit together is seen here.
+#[test]
+fn grafana_of_compose_finds_its_prometheus_and_its_board() {
+    let compose = Compose::read();
+    let grafana = &compose.services["grafana"];
+    let mounts: BTreeMap<String, String> = words(&grafana["volumes"])
+        .iter()
+        .map(|mount| {
+            let parts: Vec<&str> = mount.split(':').collect();
+            let [from, to, "ro"] = parts[..] else { panic!("{mount} can be written") };
+            (to.to_owned(), read(&format!("deploy/compose/{from}")))
+        })
+        .collect();
+    let read = |inside: &str| -> Value { serde_yaml::from_str(&mounts[inside]).expect("YAML") };
+    let source = read("/etc/grafana/provisioning/datasources/goodput.yaml");
+    let [source] = &source["datasources"].as_array().expect("a list")[..] else { panic!("{source}") };
+    assert_eq!((&source["type"], &source["isDefault"]), (&"prometheus".into(), &true.into()));
+    assert_eq!(source["url"], "http://prometheus:9090", "the name and the port inside the network of containers");
+    assert!(compose.services["prometheus"]["ports"][0].as_str().is_some_and(|port| port.ends_with(":9090")));
+    let scraped: Value = serde_yaml::from_str(&self::read("deploy/compose/prometheus.yml")).expect("YAML");
+    assert_eq!(source["jsonData"]["timeInterval"], scraped["global"]["scrape_interval"]);
+    let boards = read("/etc/grafana/provisioning/dashboards/goodput.yaml");
+    let folder = boards["providers"][0]["options"]["path"].as_str().expect("a path");
+    let board = read(&format!("{folder}/goodput.json"));
+    assert_eq!(board["uid"], "goodput", "the URL in compose.yaml names it");
+}
+
 #[test]
 fn the_services_of_compose_serve_count_and_are_scraped() {
     with_parts("compose", || {
         let prometheus = find("prometheus", "install it: apt-get install prometheus")?;
         let mut compose = Compose::read();
         let names: Vec<&String> = compose.services.as_object().expect("services").keys().collect();
-        assert_eq!(names, ["engine-1", "engine-2", "gateway", "prometheus"], "a new service is started here, too");
+        assert_eq!(
+            names,
+            ["engine-1", "engine-2", "gateway", "grafana", "prometheus"],
+            "a new service is started here, too"
+        );
         // Every port of 0.0.0.0 becomes a free one of the loopback.
         for port in ["8000", "8080", "9090"] {
             compose.stands_for.insert(format!("0.0.0.0:{port}"), "127.0.0.1:0".to_owned());

@@ -6,8 +6,10 @@ use serde_json::Value;
 
 use crate::gateway::{Gateway, Setup};
 use crate::parts::{find, python, scripts, with_parts};
+use crate::processes::{CHAT, stream_of};
 use crate::prometheus::{Prometheus, free_address};
-use crate::running::{Running, attempt, get, until};
+use crate::redis_server::{Kind, RedisServer};
+use crate::running::{Running, attempt, get, post, until};
 
 fn file() -> std::path::PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/grafana/goodput.json")
@@ -55,7 +57,22 @@ impl Drop for Demo {
     }
 }
 
-/// Every query, with what its variables stand for.
+/// A gateway whose tenant's limit is in this store, and large enough for a test.
+fn sharing(engine: &Running, redis: &RedisServer) -> Gateway {
+    let hash = blake3::hash(b"sk-acme").to_hex();
+    let more = format!(
+        r#"
+tenants: [{{tenant: acme, keys: [{{blake3: "{hash}"}}], limits: {{requests_per_minute: 60000}}}}]
+limits_store: {{redis: {{url: "{}", timeout: 1s}}}}
+"#,
+        redis.url()
+    );
+    Gateway::start(&Setup { engines: &[engine], more: &more, ..Setup::default() })
+}
+
+=======
+/// Every query, with its variables replaced.
+>>>>>>> w-words
 fn queries() -> Vec<String> {
     let board: Value = serde_json::from_str(&std::fs::read_to_string(file()).expect("it is there")).expect("JSON");
     let targets = board["panels"].as_array().expect("panels").iter().filter_map(|panel| panel["targets"].as_array());
@@ -79,14 +96,18 @@ fn queries() -> Vec<String> {
 fn every_query_of_the_dashboard_has_values_under_the_demos_traffic() {
     with_parts("dashboard queries", || {
         let binary = find("prometheus", "install it: apt-get install prometheus")?;
-        let engine = Running::engine(&[]);
+        let redis = RedisServer::start(Kind::Redis)?;
+        let engine = Running::engine(&["--speed", "100"]);
         let idle = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });
+        let sharing = sharing(&engine, &redis);
         let demo = Demo::start();
-        let prometheus = Prometheus::of_all(&binary, &[&demo.admin, &idle.admin], &[]);
+        let prometheus = Prometheus::of_all(&binary, &[&demo.admin, &idle.admin, &sharing.admin], &[]);
         let mut empty = queries();
         assert!(empty.len() > 60, "{}", empty.len());
-        // Some come with time: predictions need 33 answers of an engine, tokens a minute of traffic.
+        // Some series take time: predictions need 33 responses of an engine, tokens a minute of traffic.
         let all_have = attempt(|| {
+            let asked = post(&sharing.running.url, CHAT, "authorization: Bearer sk-acme\r\n", &stream_of(1));
+            assert!(asked.is_ok(), "{asked:?}");
             empty.retain(|query| prometheus.values(query).is_empty());
             empty.is_empty().then_some(())
         });
@@ -96,7 +117,7 @@ fn every_query_of_the_dashboard_has_values_under_the_demos_traffic() {
                 assert!(!value.is_nan(), "{query}: {labels} is not a number");
             }
         }
-        // Of the classes that nobody asks for a ratio has no value at all.
+        // The ratio of a class without requests has no value.
         let kept = "sum by (class) (rate(slo_met_total[30s])) / (sum by (class) (rate(slo_total[30s])) > 0)";
         assert!(queries().iter().any(|query| query.contains("> 0)")));
         let classes: Vec<Value> =

@@ -13,7 +13,7 @@ fn degrade(gateway: &Gateway, headers: &str, body: &str) -> Result<String, Strin
 }
 
 #[test]
-fn a_level_is_set_by_hand_with_the_token_and_by_nobody_else() {
+fn a_level_can_be_set_only_with_the_token() {
     let engine = Running::engine(&["--speed", "4"]);
     let engines = [&engine];
     let wish = r#"{"class": "chat", "level": 1}"#;

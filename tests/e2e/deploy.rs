@@ -1,5 +1,4 @@
-//! The files under `deploy`: valid for those who read them, and in agreement with the gateway and
-//! with each other.
+//! The files under `deploy` are valid for their programs, and agree with the gateway and with each other.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -10,6 +9,7 @@ use goodput::config::{self, Environment};
 use serde_json::Value;
 
 use crate::parts::{Missing, find, parts, scripts, with_parts};
+use crate::running::{Running, get, until};
 
 /// Groups whose kinds Kubernetes itself does not have.
 const CUSTOM: [&str; 2] = ["monitoring.coreos.com/v1", "keda.sh/v1alpha1"];
@@ -144,8 +144,8 @@ fn the_custom_resources_are_valid() {
     });
 }
 
-/// What a kustomization leads to is there, and every manifest is led to by one. Those of the engines
-/// and the values of an adapter are applied by themselves.
+/// Every file of a kustomization exists, and every manifest belongs to one, except those of the engines and
+/// the values of an adapter.
 #[test]
 fn kustomizations_lead_to_every_manifest() {
     let mut used = BTreeSet::new();
@@ -187,6 +187,11 @@ fn the_overlays_are_rendered_and_valid() {
                 .collect();
             assert!(objects.iter().any(|object| object["kind"] == kinds), "{rendered}");
             let deployment = objects.iter().find(|object| object["kind"] == "Deployment").expect("there is one");
+            let board = objects.iter().find(|object| object["metadata"]["name"] == "goodput-dashboard");
+            let board = board.expect("the dashboard is among them");
+            assert_eq!(board["metadata"]["labels"]["grafana_dashboard"], "1", "Grafana's sidecar finds it");
+            let deployed = read(&root().join("deploy/grafana/goodput.json"));
+            assert_eq!(board["data"]["goodput.json"], deployed.as_str());
             assert!(deployment["spec"]["replicas"].is_null(), "the autoscaler says how many");
             let namespaced = objects.iter().filter(|object| object["kind"] != "Namespace");
             assert!(namespaced.clone().all(|object| object["metadata"]["namespace"] == "goodput"));
@@ -241,7 +246,7 @@ fn the_manifests_agree_with_the_settings_that_they_carry() {
     let pod = &deployment["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
 
-    // The check of the settings compares these with delay, drain and the longest answer.
+    // The check of the settings compares these with delay, drain and the longest response.
     let shutdown = &written["shutdown"];
     let grace = pod["terminationGracePeriodSeconds"].as_u64().expect("a number");
     assert_eq!(seconds(shutdown["grace_period"].as_str().expect("it is written")), grace);
@@ -269,7 +274,7 @@ fn the_manifests_agree_with_the_settings_that_they_carry() {
     assert_eq!(container["args"], serde_json::json!(["serve", "-c", "/etc/goodput/config/goodput.yaml"]));
     assert_eq!(deployment["spec"]["replicas"].as_u64(), written["replicas"].as_u64());
 
-    // Secrets and the journal are where the settings look for them.
+    // Secrets and the journal are at the paths of the settings.
     let mounts = container["volumeMounts"].as_array().expect("a list");
     let is_mounted = |path: &str| {
         let below = |mount: &&Value| path.starts_with(&format!("{}/", mount["mountPath"].as_str().expect("a path")));
@@ -298,7 +303,7 @@ fn the_manifests_agree_with_the_settings_that_they_carry() {
 }
 
 #[test]
-fn what_selects_pods_selects_the_gateways() {
+fn pod_selectors_select_the_gateways() {
     let labels = &object("Deployment", "goodput")["spec"]["template"]["metadata"]["labels"];
     let chosen = |selector: &Value| {
         let wanted = selector.as_object().unwrap_or_else(|| panic!("no selector: {selector}"));
@@ -364,6 +369,36 @@ fn amtool_sends_pages_to_the_people_on_call() {
     });
 }
 
+/// `kubectl apply` keeps what it applied in an annotation, of which Kubernetes takes 256 KiB.
+#[test]
+fn the_dashboard_fits_into_a_config_map() {
+    let length = std::fs::metadata(root().join("deploy/grafana/goodput.json")).expect("it is there").len();
+    assert!((50_000..250_000).contains(&length), "{length} bytes");
+}
+
+/// The rules of the manifest are those of the settings that it carries.
+#[test]
+fn the_manifest_has_the_rules_of_its_settings() {
+    let map = object("ConfigMap", "goodput");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("goodput.yaml");
+    // Secrets have a place in a pod only.
+    let text = map["data"]["goodput.yaml"].as_str().expect("the settings").replace("/etc/goodput/", "");
+    for secret in ["secret/admin.token", "secret/journal.key"] {
+        let path = folder.path().join(secret);
+        std::fs::create_dir_all(path.parent().expect("it has one")).expect("the folder is ours");
+        std::fs::write(path, "a-secret-of-a-test").expect("the folder is ours");
+    }
+    std::fs::write(&file, text).expect("the folder is ours");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_goodput"));
+    command.args(["rules", "--format", "prometheus-operator", "--json", "-c"]).arg(&file);
+    let printed: Value = serde_json::from_str(&run(&mut command)).expect("JSON");
+    assert!(
+        object("PrometheusRule", "goodput") == printed,
+        "write it anew: goodput rules --format prometheus-operator -c (the settings of deploy/kubernetes/base/configmap.yaml)"
+    );
+}
+
 /// The words behind a key of the unit, over all lines that have it.
 fn unit(key: &str) -> Vec<String> {
     let text = read(&root().join("deploy/systemd/goodput.service"));
@@ -396,4 +431,60 @@ fn systemd_finds_nothing_wrong_with_the_unit() {
         assert!(told.contains("Overall exposure level"), "{told}");
         Ok(())
     });
+}
+
+/// The service as the unit starts it: its own lines and directories, its mask for new files. The paths of the
+/// system are moved into a folder.
+#[test]
+fn the_units_own_lines_check_serve_reload_and_end() {
+    let root = tempfile::tempdir().expect("a folder");
+    let (etc, state) = (root.path().join("etc/goodput"), root.path().join("var/lib/goodput"));
+    for folder in [&etc, &state] {
+        std::fs::create_dir_all(folder).expect("the folder is ours");
+    }
+    let free = crate::prometheus::free_address();
+    let settings = read(&self::root().join("config/minimal.yaml"));
+    let text = format!(
+        "{settings}\nlisten: {{address: \"127.0.0.1:0\"}}\nadmin: {{address: \"{free}\"}}\n\
+         telemetry: {{journal: {{path: {0}/journal.jsonl}}, slo_state: {{path: {0}/slo.state}}}}\n",
+        state.display()
+    );
+    std::fs::write(etc.join("goodput.yaml"), text).expect("the folder is ours");
+    let line = |line: &str| {
+        line.replace("/usr/local/bin/goodput", env!("CARGO_BIN_EXE_goodput"))
+            .replace("/etc/goodput", &etc.display().to_string())
+    };
+    let [check] = &unit("ExecStartPre")[..] else { panic!("one line checks the settings") };
+    let [serve] = &unit("ExecStart")[..] else { panic!("one line serves") };
+    let mask = unit("UMask").remove(0);
+    let shell = |line: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("umask {mask} && cd / && exec {line}")]);
+        command
+    };
+    run(&mut shell(&line(check)));
+    // Its first line then says where it listens.
+    let mut service = Running::start(shell(&format!("{} --json", line(serve))), "the service");
+    let admin = format!("http://{free}");
+    until("it is ready", || get(&admin, "/readyz").ok());
+    for reload in unit("ExecReload") {
+        run(&mut shell(&line(&reload).replace("$MAINPID", &service.id().to_string())));
+    }
+    until("the settings were read again", || {
+        let page = get(&admin, "/metrics").ok()?;
+        page.contains("goodput_config_reloads_total{result=\"success\"} 2").then_some(())
+    });
+    service.signal(unit("KillSignal").remove(0).trim_start_matches("SIG"));
+    assert_eq!(service.exit_code(), Some(0));
+    let files: BTreeSet<_> = std::fs::read_dir(&state)
+        .expect("it is there")
+        .map(|entry| {
+            use std::os::unix::fs::PermissionsExt as _;
+            let entry = entry.expect("an entry");
+            let mode = entry.metadata().expect("it is there").permissions().mode();
+            assert_eq!(mode & 0o027, 0, "{} is open to others: {mode:o}", entry.path().display());
+            entry.file_name()
+        })
+        .collect();
+    assert_eq!(files, BTreeSet::from(["journal.jsonl".into(), "slo.state".into()]));
 }

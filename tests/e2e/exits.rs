@@ -1,5 +1,4 @@
-//! The codes that commands end with: 0 done, 1 the answer is no, 2 usage or an unreadable
-//! file, 3 could not start.
+//! Exit codes of the commands: 0 success, 1 negative result, 2 usage or an unreadable file, 3 failed start.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -34,14 +33,14 @@ impl Desk {
         std::fs::write(self.path(name), text).expect("the folder is ours");
     }
 
-    /// Runs a command in which `@name` stands for a file of the desk.
+    /// Runs a command in which `@name` is a file of the test's folder.
     fn run(&self, line: &str) -> Ended {
         let words = line.split(' ').map(|word| word.strip_prefix('@').map_or(word.to_owned(), |name| self.path(name)));
         let words: Vec<String> = words.collect();
         run(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The command ends with this code, and says something where it is not 0.
+    /// The command exits with this code, and prints something unless it is 0.
     fn ends(&self, line: &str, code: i32) {
         let Ended { code: found, told, errors } = self.run(line);
         assert_eq!(found, Some(code), "{line}\n{told}\n{errors}");
@@ -50,7 +49,7 @@ impl Desk {
 }
 
 #[test]
-fn check_says_yes_no_or_that_it_cannot_read() {
+fn check_exits_with_0_1_or_2() {
     let desk = Desk::new();
     desk.ends("check -c @good.yaml", 0);
     desk.ends("check -c @good.yaml --request @body.json", 0);
@@ -64,7 +63,7 @@ fn check_says_yes_no_or_that_it_cannot_read() {
 }
 
 #[test]
-fn check_asks_the_engines_where_it_is_told_to_and_a_gateway_says_the_same_at_its_start() {
+fn check_probes_the_engines_and_a_gateway_logs_the_same_at_its_start() {
     let desk = Desk::new();
     desk.ends("check -c @good.yaml --probe", 1);
     let engine = Running::engine(&[]);
@@ -89,7 +88,7 @@ fn check_asks_the_engines_where_it_is_told_to_and_a_gateway_says_the_same_at_its
 }
 
 #[test]
-fn whoever_asks_for_json_gets_json_whatever_is_found() {
+fn json_output_is_json_in_every_case() {
     let desk = Desk::new();
     for line in [
         "check --json -c @nowhere.yaml",
@@ -160,7 +159,7 @@ fn a_taken_port_is_3_for_everything_that_listens() {
 }
 
 #[test]
-fn health_says_yes_or_no() {
+fn health_exits_with_0_or_1() {
     let desk = Desk::new();
     let mut engine = Running::engine(&[]);
     let gateway = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });

@@ -1,4 +1,4 @@
-//! A gateway in a process of its own, and what it counts.
+//! A gateway in its own process, and its counters.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,22 +13,22 @@ const SETTINGS: &str = "goodput.yaml";
 /// A TTFT that is kept however busy the machine is: just below the time limit for a first token.
 const EASY: f64 = 100.0;
 
-/// A gateway with an easy class `chat` and a class `strict` that nobody can keep.
+/// A gateway with an easy class `chat` and a class `strict` that is always missed.
 pub struct Gateway {
     pub running: Running,
     pub admin: String,
     files: tempfile::TempDir,
 }
 
-/// What a test's gateway stands before, and how it differs from others.
+/// Settings of a test's gateway that differ from the defaults.
 pub struct Setup<'a> {
     pub engines: &'a [&'a Running],
-    /// Engines that are no process of their own, by their URLs.
+    /// URLs of engines outside the test's processes.
     pub addresses: &'a [&'a str],
-    /// What kind they are: the inside of the pool's `engine`.
+    /// Content of the pool's `engine` block.
     pub engine: &'a str,
     pub model: &'a str,
-    /// What the class `chat` promises, in seconds.
+    /// TTFT threshold of the class `chat`, in seconds.
     pub ttft: f64,
     /// More keys of `listen`.
     pub listen: &'a str,
@@ -44,11 +44,11 @@ pub struct Setup<'a> {
     pub more: &'a str,
     /// Files beside the settings.
     pub files: &'a [(&'a str, &'a str)],
-    /// What is logged.
+    /// Log filter.
     pub log: &'a str,
     /// More variables of the environment.
     pub environment: &'a [(&'a str, &'a str)],
-    /// What a shell does before it becomes the gateway.
+    /// Shell commands that run before the gateway.
     pub shell: &'a str,
 }
 
@@ -94,23 +94,23 @@ impl Gateway {
         Gateway { running, admin, files }
     }
 
-    /// Where its settings are.
+    /// Path of its settings.
     pub fn settings_file(&self) -> PathBuf {
         self.files.path().join(SETTINGS)
     }
 
-    /// Writes other settings and tells the gateway so by SIGHUP, without a look at what comes of it.
+    /// Writes other settings and sends SIGHUP, without waiting for the result.
     pub fn exchange(&self, setup: &Setup<'_>) {
         std::fs::write(self.settings_file(), settings(setup)).expect("the folder is ours");
         self.running.signal("HUP");
     }
 
-    /// Writes other settings, tells the gateway so by SIGHUP, and waits until it has them.
+    /// Writes other settings, sends SIGHUP, and waits for the reload.
     pub fn reload(&self, setup: &Setup<'_>) {
         self.reload_text(&settings(setup), "success");
     }
 
-    /// The same with any text, and what is to come of it: `success` or `failure`.
+    /// The same with any text and the expected result: `success` or `failure`.
     pub fn reload_text(&self, text: &str, result: &str) {
         let reloads = || {
             let page = get(&self.admin, "/metrics").ok()?;

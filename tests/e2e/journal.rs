@@ -40,7 +40,7 @@ fn written(gateway: &Gateway) -> f64 {
 }
 
 #[test]
-fn a_journal_tells_every_request_and_a_restarted_gateway_goes_on_in_it() {
+fn a_journal_has_every_request_and_a_restarted_gateway_appends_to_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("journal.jsonl");
     let engine = Running::engine(&["--speed", "20"]);
@@ -81,7 +81,7 @@ fn a_journal_tells_every_request_and_a_restarted_gateway_goes_on_in_it() {
 }
 
 #[test]
-fn a_disk_without_room_costs_lines_and_no_request_and_leaves_whole_lines() {
+fn a_full_disk_loses_lines_but_no_request_and_leaves_complete_lines() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("journal.jsonl");
     let engine = Running::engine(&["--speed", "20"]);

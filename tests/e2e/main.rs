@@ -10,8 +10,10 @@ mod dashboard;
 mod degradation;
 mod deploy;
 mod exits;
+mod fleet_budgets;
 mod gateway;
 mod journal;
+mod load_tools;
 mod memory;
 mod paging;
 mod parts;
@@ -41,7 +43,7 @@ use running::{Running, get, post, until};
 use sdks::Sdk;
 
 #[test]
-fn the_simulated_engine_satisfies_the_sdks_by_itself() {
+fn the_simulated_engine_alone_satisfies_the_sdks() {
     with_parts("sdks against the engine", || {
         let engine = Running::engine(&["--speed", "4"]);
         for sdk in [Sdk::openai_python()?, Sdk::anthropic_python()?, Sdk::openai_node()?] {
@@ -70,8 +72,7 @@ fn openai_node_through_the_gateway() {
     with_parts("openai-node", || Sdk::openai_node().map(|sdk| through_the_gateway(&sdk, &["--speculative", "3"])));
 }
 
-/// Two simulated engines behind a gateway: what the SDK's users see, and afterwards what the
-/// gateway has counted of it.
+/// Two simulated engines behind a gateway: the view of the SDK's users, and then the counters of the gateway.
 fn through_the_gateway(sdk: &Sdk, engine: &[&str]) {
     let engine = [engine, &["--speed", "4"]].concat();
     let engines = [Running::engine(&engine), Running::engine(&engine)];
@@ -143,7 +144,7 @@ fn a_real_prometheus_reads_the_true_counts() {
         for _ in 0..5 {
             assert!(post(url, "/v1/chat/completions", "", chat).is_ok_and(|answer| answer.contains("[DONE]")));
         }
-        // Nobody can keep a promise of a microsecond.
+        // An objective of a microsecond is always missed.
         for _ in 0..3 {
             let answer = post(url, "/v1/chat/completions", "x-slo-class: strict\r\n", chat);
             assert!(answer.is_ok_and(|answer| answer.contains("[DONE]")));

@@ -1,6 +1,5 @@
-//! How much memory a gateway takes, as the system tells it: the highest resident memory of a
-//! process of its own, while clients and engines do their worst. docs/operations.md ("How much
-//! memory does it need?") states these bounds.
+//! Memory of a gateway by the system's measure: the highest resident memory of its own process, under hostile
+//! clients and engines. docs/operations.md ("How much memory does it need?") states these bounds.
 
 use std::fs;
 use std::sync::Arc;
@@ -23,12 +22,12 @@ use crate::running::authority;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// What a connection, its request and their tasks take beside bytes of bodies and answers.
+/// Memory of a connection, its request and their tasks, beside bodies and responses.
 const PER_REQUEST: usize = 48 * KIB;
-/// What no measure tells apart: code that is run for the first time, what the allocator keeps.
+/// Memory that no measurement attributes: code executed for the first time, allocator caches.
 const SLACK: usize = 12 * MIB;
 
-/// An engine inside the test: it answers every POST with the same pieces, once it may.
+/// An engine inside the test: responds to every POST with the same pieces, once permitted.
 struct Engine {
     url: String,
     asked: Arc<AtomicUsize>,
@@ -91,7 +90,7 @@ async fn answer(mut socket: TcpStream, asked: Arc<AtomicUsize>, mut may: watch::
     }
 }
 
-/// A head, and how many bytes of the body came with it.
+/// A head, and the number of body bytes that came with it.
 async fn read_head(socket: &mut TcpStream) -> (String, usize) {
     let mut seen = Vec::new();
     loop {
@@ -115,7 +114,7 @@ fn short_answer() -> Vec<Bytes> {
     events([token.to_owned(), "[DONE]".to_owned()])
 }
 
-/// A gateway, what it held when it had served a first request, and its address.
+/// A gateway, its memory after a first request, and its address.
 struct Measured {
     gateway: Gateway,
     before: usize,
@@ -125,7 +124,7 @@ impl Measured {
     /// In front of this engine.
     async fn start(engine: &Engine, setup: Setup<'_>) -> Measured {
         let addresses = [engine.url.as_str()];
-        // Access lines would be most of what is written here. (`more` may go on with the routes.)
+        // Without access lines, which would be most of the output. (`more` may continue the routes.)
         let more = format!("{}\ntelemetry: {{access_log: off}}\n", setup.more);
         let gateway =
             Gateway::start(&Setup { addresses: &addresses, more: &more, health: "off", log: "warn", ..setup });
@@ -137,7 +136,7 @@ impl Measured {
         authority(&self.gateway.running.url).to_owned()
     }
 
-    /// By how much the highest resident memory is above what it was at first.
+    /// Growth of the highest resident memory since the first request.
     fn grown(&self) -> usize {
         memory(&self.gateway, "VmHWM").saturating_sub(self.before)
     }
@@ -167,8 +166,8 @@ fn asking(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// Sends a request, and reads the head of its answer: 0 where the connection was reset before it
-/// had been read, as happens to who is refused while more of the body is on its way.
+/// Sends a request and reads the head of its response. Returns 0 if the connection was reset before, which
+/// happens when a request is rejected while its body is still arriving.
 async fn ask(address: String, request: Vec<u8>) -> (u16, TcpStream) {
     let mut socket = TcpStream::connect(address).await.expect("it listens");
     // Refused in the middle of a body, it does not read the rest.
@@ -178,8 +177,8 @@ async fn ask(address: String, request: Vec<u8>) -> (u16, TcpStream) {
     (status.unwrap_or_default(), socket)
 }
 
-/// Sends them all at once, and waits until each has been answered or, as the engine counts, has
-/// reached it; then lets the engine answer. The statuses.
+/// Sends all requests at once, waits until each was answered or has reached the engine, then lets the engine
+/// respond. Returns the statuses.
 async fn ask_all(address: &str, requests: Vec<Vec<u8>>, engine: &Engine) -> Vec<u16> {
     let mut asking = JoinSet::new();
     let all = requests.len();
@@ -221,7 +220,7 @@ fn gzip(body: &str) -> Vec<u8> {
     encoder.finish().expect("memory")
 }
 
-/// Text that no coding makes much shorter: random enough that a body with it is no bomb.
+/// Text that hardly compresses, so that a body of it is not a decompression bomb.
 fn noise(length: usize) -> String {
     let word = |number: u64| format!("{:016x}", blake(number));
     (0..length.div_ceil(16) as u64).map(word).collect()
@@ -265,14 +264,14 @@ async fn c94_bodies_that_unfold_into_prompts_and_switches_take_next_to_nothing()
     }
     let statuses = ask_all(&measured.address(), requests.clone(), &engine).await;
     assert!(statuses.contains(&400) && statuses.iter().all(|status| matches!(status, 400 | 0)), "{statuses:?}");
-    // What was sent may wait in the connections; hardly anything else is there.
+    // Sent bytes may wait in the connections; little else is held.
     let sent = requests.iter().map(Vec::len).sum::<usize>();
     measured.stays_within(sent + requests.len() * PER_REQUEST + SLACK, "bodies that unfold");
 }
 
-/// Replay of C94: whatever a body is made into is inside `max_bodies`.
+/// C94: everything derived from a body is within `max_bodies`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn c94_bodies_and_what_they_are_made_into_stay_within_their_budget() {
+async fn c94_bodies_and_derived_data_stay_within_their_budget() {
     let engine = Engine::start(false, short_answer).await;
     let listen = "max_body: 2MiB, max_bodies: 8MiB";
     let measured = Measured::start(&engine, Setup { listen, ..Setup::default() }).await;
@@ -312,12 +311,12 @@ async fn c94_bodies_and_what_they_are_made_into_stay_within_their_budget() {
     let requests: Vec<_> = (0..48).map(|number| shapes[number % shapes.len()].clone()).collect();
     let statuses = ask_all(&measured.address(), requests.clone(), &engine).await;
     let count = |status: u16| statuses.iter().filter(|one| **one == status).count();
-    // The engine's answer is none to `/v1/embeddings`: a 502 has been at the engine, too.
+    // The engine's response is invalid for `/v1/embeddings`, so a 502 reached the engine too.
     let admitted = count(200) + count(502);
     assert!(admitted >= 1 && count(503) >= 1, "{statuses:?}");
     assert!(admitted <= 4, "more than fit: {statuses:?}");
     assert_eq!(admitted + count(503) + count(400) + count(0), requests.len(), "{statuses:?}");
-    // One body goes on whatever others hold, and what has come is read before it is counted.
+    // One body always continues, and received bytes are read before they are counted.
     let most = 8 * MIB + 2 * 2 * MIB + requests.len() * (PER_REQUEST + 64 * KIB) + SLACK;
     measured.stays_within(most, "bodies within their budget");
 }
@@ -376,7 +375,7 @@ async fn c94_short_bodies_on_http2_are_inside_the_budget_too() {
         }
     }
     assert!((8..40).contains(&engine.asked()), "{} fit", engine.asked());
-    // What HTTP/2 itself takes: bodies on their way to be read, and streams with the state of their requests.
+    // Memory of HTTP/2 itself: bodies not yet read, and streams with the state of their requests.
     let streams = 8 * 250 * 4 * KIB;
     measured.stays_within(MIB + 8 * 2 * MIB + streams + SLACK, "short bodies on HTTP/2");
     engine.go();
@@ -388,7 +387,7 @@ async fn c94_short_bodies_on_http2_are_inside_the_budget_too() {
 
 /// Long events, long tails of events that never end, and many choices.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_take_little_whatever_the_engine_says() {
+async fn responses_use_little_memory_whatever_the_engine_sends() {
     let choice = |index: usize| format!(r#"{{"choices":[{{"index":{index},"text":"a","finish_reason":null}}]}}"#);
     let long = |length: usize| format!(r#"{{"choices":[{{"index":0,"text":"{}"}}]}}"#, "x".repeat(length));
     type Make = Arc<dyn Fn() -> Vec<Bytes> + Send + Sync>;
@@ -427,7 +426,7 @@ async fn answers_take_little_whatever_the_engine_says() {
 
 /// Clients that refuse to read, on both versions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn c115_a_client_that_refuses_to_read_takes_what_the_documents_say() {
+async fn c115_a_client_that_does_not_read_uses_the_documented_memory() {
     let token = format!(r#"{{"choices":[{{"index":0,"delta":{{"content":"{}"}}}}]}}"#, "t".repeat(60_000));
     let pieces = move || {
         // Of several lengths this one holds most.
@@ -461,7 +460,7 @@ async fn c115_a_client_that_refuses_to_read_takes_what_the_documents_say() {
                 silent.push(socket);
             }
         }
-        // It has taken what it takes once it has not grown for a while.
+        // Memory is stable once it has not grown for a while.
         let (mut last, mut same) = (0, 0);
         until("it grows no more", || {
             let now = measured.grown();
@@ -509,7 +508,7 @@ async fn requests_that_wait_are_inside_the_budget_of_bodies() {
 
 /// Names that clients make up leave nothing behind: keys, models, sessions, ids.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn what_is_stored_does_not_grow_with_the_names_that_clients_make_up() {
+async fn stored_data_do_not_grow_with_names_chosen_by_clients() {
     let engine = Engine::start(true, || {
         let usage = r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}"#;
         [short_answer(), events([usage.to_owned()])].concat()

@@ -1,5 +1,5 @@
-//! The way of a page: engines that are too slow, the gateway's counters, Prometheus' rules, Alertmanager, and
-//! whoever is on call. Windows are sixty times shorter than in production (`goodput rules --faster 60`).
+//! The path of a page: slow engines, the gateway's counters, Prometheus rules, Alertmanager, the receiver.
+//! Windows are sixty times shorter than in production (`goodput rules --faster 60`).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -153,7 +153,7 @@ fn rules(gateway: &Gateway) -> String {
     ended.told
 }
 
-/// What the TTFT of the slow engine is not, however busy the machine: its step takes 1.5 s.
+/// Below the TTFT of the slow engine on any machine, because its step takes 1.5 s.
 const TTFT: f64 = 0.75;
 
 #[test]
@@ -233,7 +233,7 @@ fn amtool_takes_the_example_of_the_documentation() {
     });
 }
 
-/// Over the same requests both tell the same burn.
+/// Both compute the same burn rate over the same requests.
 #[test]
 fn the_burn_of_the_gateway_is_the_burn_of_prometheus() {
     with_parts("burn", || {
@@ -245,7 +245,7 @@ fn the_burn_of_the_gateway_is_the_burn_of_prometheus() {
         let prometheus = Prometheus::with_rules(&prometheus, &gateway.admin, None, &rules(&gateway), free_address());
         prometheus.until(r#"count(slo_total{class="chat",length="short",pool="main"} == 0)"#, 1.0);
         for number in 0..40 {
-            // Nobody can keep a promise of a microsecond.
+            // An objective of a microsecond is always missed.
             let target = if number % 5 == 0 { "x-slo-ttft-ms: 0.001\r\n" } else { "" };
             assert!(post(&gateway.running.url, "/v1/chat/completions", target, ASK).is_ok());
         }

@@ -1,4 +1,4 @@
-//! What a test may lack, and where it is looked for.
+//! External parts of the tests, and their location.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 /// Why a test cannot run here.
 pub type Missing = String;
 
-/// Runs a test that may lack a part. In CI none may be missing but what the gate has found to be
-/// nowhere to be had and said so (`GOODPUT_WAIVED_PART`, names of programs).
+/// Runs a test that needs a part. In CI every part is required, except those that the gate declared
+/// unavailable (`GOODPUT_WAIVED_PART`, names of programs).
 pub fn with_parts(name: &str, test: impl FnOnce() -> Result<(), Missing>) {
     if let Err(missing) = test() {
         let waived = std::env::var("GOODPUT_WAIVED_PART").unwrap_or_default();
@@ -22,7 +22,7 @@ pub fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e")
 }
 
-/// Where `prepare.sh` has put things.
+/// Output folder of `prepare.sh`.
 pub fn parts() -> PathBuf {
     let beside = || Path::new(env!("CARGO_TARGET_TMPDIR")).parent().map(Path::to_path_buf).unwrap_or_default();
     std::env::var_os("GOODPUT_E2E_PARTS").map_or_else(beside, PathBuf::from)

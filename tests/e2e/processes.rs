@@ -1,5 +1,5 @@
-//! What only shows between processes: an engine that dies, a gateway that is told to end, and
-//! everything that was ever written. Needs no part but our own binary.
+//! Behaviour between processes: a crashing engine, a gateway that is shut down, and all of its output. Needs
+//! only our own binary.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -41,20 +41,20 @@ fn an_engine_that_dies_in_mid_stream_is_one_miss_and_the_other_one_serves_on() {
 }
 
 #[test]
-fn the_limit_of_open_files_is_raised_as_far_as_it_goes() {
+fn the_limit_of_open_files_is_raised_to_its_maximum() {
     let engine = Running::engine(&[]);
     let shell = "ulimit -Sn 40 && ulimit -Hn 1500";
     let gateway = Gateway::start(&Setup { engines: &[&engine], shell, ..Setup::default() });
     let ask = |_| Open::post(&gateway.running.url, CHAT, &stream_of(30_000));
     let mut open: Vec<Open> = (0..60).map(ask).collect();
-    // All of them stand at one time.
+    // All streams are open at the same time.
     open.iter_mut().for_each(|answer| answer.read_until(r#""content":" "#));
     drop(open);
     gateway.adds_up();
 }
 
 #[test]
-fn clients_for_whom_there_are_no_descriptors_wait_and_none_is_lost() {
+fn clients_without_descriptors_wait_and_none_is_lost() {
     let engine = Running::engine(&["--speed", "20"]);
     // Room for 24 of them. All come from one address, which by default could not have that many.
     let (shell, listen) = ("ulimit -n 96", "max_connections_per_address: 100");
@@ -77,7 +77,7 @@ fn clients_for_whom_there_are_no_descriptors_wait_and_none_is_lost() {
 }
 
 #[test]
-fn told_to_end_a_gateway_lets_open_streams_end_and_leaves_with_0() {
+fn after_sigterm_open_streams_finish_and_the_exit_code_is_0() {
     let engine = Running::engine(&["--speed", "0.5"]);
     let mut gateway = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });
     let mut answer = Open::post(&gateway.running.url, CHAT, &stream_of(100));
@@ -90,7 +90,7 @@ fn told_to_end_a_gateway_lets_open_streams_end_and_leaves_with_0() {
 }
 
 #[test]
-fn told_twice_a_gateway_does_not_wait_for_open_streams_and_says_so_in_them() {
+fn a_second_sigterm_ends_open_streams_with_an_error_event() {
     let engine = Running::engine(&["--speed", "0.05"]);
     let mut gateway = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });
     let mut answer = Open::post(&gateway.running.url, CHAT, &stream_of(10_000));
@@ -162,7 +162,7 @@ fn no_secret_reaches_any_output() {
 }
 
 #[test]
-fn the_demo_ends_by_itself_and_tells_what_it_counted() {
+fn the_demo_ends_by_itself_and_prints_its_counts() {
     let mut demo = Command::new(env!("CARGO_BIN_EXE_goodput"));
     demo.args(["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--seconds", "3", "--json"]);
     let done = demo.output().expect("it is ours");
@@ -172,11 +172,11 @@ fn the_demo_ends_by_itself_and_tells_what_it_counted() {
     let classes = told["classes"].as_array().expect("a list");
     assert_eq!(classes.len(), 5, "{told}");
     let sum = |field: &str| classes.iter().filter_map(|class| class[field].as_u64()).sum::<u64>();
-    // How many of its promises a busy machine keeps is not this test's matter.
+    // The share of met requests depends on the machine and is not tested here.
     assert!(sum("met") <= sum("judged") && sum("judged") <= sum("sent") && sum("sent") > 0, "{told}");
 }
 
-/// A pipe that nobody reads, full to the brim.
+/// A full pipe that nobody reads.
 fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let mut filler = writer.try_clone().expect("a second handle");
@@ -190,8 +190,8 @@ fn broken_pipe() -> std::io::PipeWriter {
     std::io::pipe().expect("a pipe").1
 }
 
-/// A gateway with these outputs, told to read its settings again and again, asked, and told to
-/// end. Its exit code.
+/// Runs a gateway with these outputs, reloads it repeatedly, sends requests and shuts it down. Returns its
+/// exit code.
 fn serves_with(stdout: std::io::PipeWriter, stderr: std::io::PipeWriter) -> Option<i32> {
     let free = || TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
     let (address, admin) = (free(), free());
@@ -225,7 +225,7 @@ impl Drop for Ended {
 }
 
 #[test]
-fn outputs_that_nobody_reads_hold_up_neither_requests_nor_reloads_nor_the_end() {
+fn unread_outputs_block_neither_requests_nor_reloads_nor_shutdown() {
     let (stdout, stderr) = (full_pipe(), full_pipe());
     assert_eq!(serves_with(stdout.1, stderr.1), Some(0));
 }

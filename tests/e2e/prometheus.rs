@@ -16,7 +16,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// One with settings of its own, made for a test's patience.
+    /// A server with its own settings and short intervals.
     pub fn of(binary: &Path, admin: &str) -> Prometheus {
         Prometheus::with(binary, admin, &[])
     }
@@ -28,6 +28,15 @@ impl Prometheus {
 
     /// The same for several gateways.
     pub fn of_all(binary: &Path, admins: &[&str], more: &[&str]) -> Prometheus {
+        Prometheus::of_all_at(binary, admins, more, free_address())
+    }
+
+    /// One that gateways were told of before it was there.
+    pub fn at(binary: &Path, admins: &[&str], address: SocketAddr) -> Prometheus {
+        Prometheus::of_all_at(binary, admins, &[], address)
+    }
+
+    fn of_all_at(binary: &Path, admins: &[&str], more: &[&str], address: SocketAddr) -> Prometheus {
         let folder = tempfile::tempdir().expect("a folder for its data");
         let targets: Vec<String> = admins.iter().map(|admin| format!("\"{}\"", authority(admin))).collect();
         let targets = targets.join(", ");
@@ -41,12 +50,12 @@ impl Prometheus {
             format!("--storage.tsdb.path={}", folder.path().join("data").display()),
         ];
         let arguments: Vec<String> = arguments.into_iter().chain(more.iter().map(|more| (*more).to_owned())).collect();
-        let mut started = Prometheus::start(binary, &arguments, free_address());
+        let mut started = Prometheus::start(binary, &arguments, address);
         started._folder = Some(folder);
         started
     }
 
-    /// One with these rules, which looks often and tells this Alertmanager.
+    /// A server with these rules, short intervals and this Alertmanager.
     pub fn with_rules(
         binary: &Path,
         admin: &str,
@@ -80,7 +89,7 @@ impl Prometheus {
         until("the rules are there", || self.get("/api/v1/rules").filter(|told| told.contains(group)));
     }
 
-    /// One that is told by its arguments where settings and data are.
+    /// A server whose arguments name settings and data.
     pub fn start(binary: &Path, arguments: &[String], address: SocketAddr) -> Prometheus {
         let child = Command::new(binary)
             .args(arguments)
@@ -94,7 +103,7 @@ impl Prometheus {
         started
     }
 
-    /// Waits until an answer of its API is as it should be.
+    /// Waits until a response of its API is as expected.
     pub fn ask<T>(&self, path: &str, look: impl Fn(&Value) -> Option<T>) -> T {
         let mut last = String::new();
         let found = attempt(|| {
@@ -133,7 +142,7 @@ impl Prometheus {
         self.get(&format!("/api/v1/query?query={encoded}"))
     }
 
-    /// HTTP/1.0, because a long answer would be chunked.
+    /// HTTP/1.0, because a long response would be chunked.
     fn get(&self, path: &str) -> Option<String> {
         ask(&self.url, &format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n")).ok()
     }
@@ -146,7 +155,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// What `promtool check metrics` says of a page, and whether it finds it right.
+/// Output of `promtool check metrics` for a page, and whether it passed.
 pub fn check_metrics(promtool: &Path, page: &str) -> (String, bool) {
     let mut command = Command::new(promtool);
     command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -160,7 +169,7 @@ pub fn check_metrics(promtool: &Path, page: &str) -> (String, bool) {
     (String::from_utf8_lossy(&told).into_owned(), output.status.success())
 }
 
-/// A port that was free a moment ago, for programs that cannot take port 0.
+/// A recently free port, for programs that cannot take port 0.
 pub fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("it is bound")

@@ -1,4 +1,4 @@
-//! A real Redis or Valkey, on a socket of its own.
+//! A real Redis or Valkey on its own socket.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -37,7 +37,7 @@ impl Kind {
     }
 }
 
-/// Whether a server was built with TLS. Without a certificate none starts: it says what it lacks.
+/// Whether the server was built with TLS. Without a certificate it exits with a message.
 fn has_tls(binary: &Path) -> bool {
     let asked = Command::new(binary).args(["--port", "0", "--tls-port", "1"]).output();
     asked.is_ok_and(|said| !String::from_utf8_lossy(&said.stdout).contains("Failed finding TLS support"))
@@ -87,8 +87,8 @@ impl RedisServer {
         format!("unix://{}", socket(&self.folder).display())
     }
 
-    /// Settings for a store in it. A busy machine answers when it can: calls have more time than any
-    /// operator would give them, so that only what a test does to the server counts.
+    /// Settings for a store in it. Timeouts are far longer than in production, so that only the test's
+    /// actions on the server count, not the load of the machine.
     pub fn settings(&self, on_failure: OnFailure) -> Redis {
         let address = RedisAddress::read(&self.url()).expect("a URL of ours");
         Redis { on_failure, timeout: Duration::from_secs(60), ..Redis::at(address) }
@@ -115,7 +115,7 @@ impl RedisServer {
         assert!(told.is_ok_and(|status| status.success()), "redis-server could not be told");
     }
 
-    /// One command, as words; the first bytes of the answer.
+    /// Sends one command; returns the first bytes of the response.
     pub fn say(&self, words: &[&str]) -> std::io::Result<String> {
         self.write(&resp(words))
     }

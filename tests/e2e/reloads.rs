@@ -8,7 +8,7 @@ use crate::running::{Open, Running, ask, get, post, until};
 
 const SLOW: &[&str] = &["--speed", "0.5"];
 const QUICK: &[&str] = &["--speed", "4"];
-/// A stream that lasts while its test does something else, and ends by itself.
+/// A stream that outlasts the test's actions, and ends by itself.
 const LONG: u32 = 100;
 
 fn begun(gateway: &Gateway) -> Open {
@@ -29,7 +29,7 @@ fn a_stream_keeps_the_promise_it_began_with() {
     let gateway = Gateway::start(&Setup { engines: &engines, ..Setup::default() });
     let mut old = begun(&gateway);
     gateway.reload(&Setup { engines: &engines, ttft: 0.000_001, ..Setup::default() });
-    // Whoever comes now is promised what nobody can keep.
+    // New requests have an objective that is always missed.
     is_served(&gateway).unwrap();
     old.read_to_end();
     assert!(old.read.contains("[DONE]"), "{}", old.read);
@@ -112,19 +112,19 @@ fn a_bad_file_changes_nothing_and_shows() {
 }
 
 #[test]
-fn keys_that_want_a_restart_are_compared_with_what_the_process_began_with() {
+fn keys_that_need_a_restart_are_compared_with_the_values_at_start() {
     let engine = Running::engine(QUICK);
     let engines = [&engine];
     let with = |more: &'static str, ttft| Setup { engines: &engines, more, ttft, ..Setup::default() };
     let (began, changed) = ("", "telemetry: {access_log: off}");
     let gateway = Gateway::start(&with(began, 30.0));
     let told = || {
-        let line = "this key needs a restart";
+        let line = "a change of this key takes effect after a restart";
         gateway.running.output().lines().filter(|told| told.contains(line) && told.contains("access_log")).count()
     };
     gateway.reload(&with(changed, 30.0));
     assert_eq!(told(), 1);
-    // What was read last is not what runs: the process still writes its lines.
+    // Keys that need a restart are not applied: the process still writes its access lines.
     gateway.reload(&with(changed, 31.0));
     assert_eq!(told(), 2, "said again, for the key still waits for a restart");
     gateway.reload(&with(began, 32.0));

@@ -1,4 +1,4 @@
-//! `goodput rules`: what it prints is what Prometheus takes, and does what it says.
+//! `goodput rules`: Prometheus accepts its output, and the rules work.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,7 +59,7 @@ impl RuleFiles {
         printed(&[&["rules", "-c", &config], more].concat())
     }
 
-    /// Leaves out the tests whose names have one of these words: long ones, where another test runs them.
+    /// Leaves out tests whose names contain one of these words, because another test runs them.
     fn without(&self, words: &[&str]) {
         let text = std::fs::read_to_string(self.path("goodput.tests.yaml")).expect("it was written");
         let mut tests: Value = serde_yaml::from_str(&text).expect("YAML");
@@ -94,7 +94,7 @@ fn printed(words: &[&str]) -> String {
     ended.told
 }
 
-/// The tests that take days of made time.
+/// Tests with days of simulated time.
 const LONG: [&str; 3] = ["a week", "cut short", "one prompt length"];
 
 #[test]
@@ -133,7 +133,7 @@ fn the_rules_pass_their_own_tests_over_a_whole_week() {
     });
 }
 
-/// What the tests of the rules are worth: without any one of the guards they fail.
+/// The tests of the rules detect the removal of any guard.
 #[test]
 fn a_rule_that_lacks_a_guard_fails_its_tests() {
     with_parts("rules without guards", || {
@@ -207,7 +207,7 @@ fn the_queries_of_every_format_are_promql() {
 }
 
 #[test]
-fn deploy_and_documents_hold_what_the_command_prints() {
+fn deploy_files_and_documents_equal_the_output_of_the_command() {
     let config = root().join("deploy/compose/goodput.yaml").display().to_string();
     let read =
         |file: &str| std::fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));

@@ -31,7 +31,7 @@ impl Running {
         Running::start(command, "the simulated engine")
     }
 
-    /// Starts a process that says on its first line of output where it listens.
+    /// Starts a process that prints its address on its first line of output.
     pub fn start(mut command: Command, what: &'static str) -> Running {
         let errors = tempfile::NamedTempFile::new().expect("a file for what it says");
         let theirs = errors.reopen().expect("a second handle");
@@ -135,9 +135,8 @@ pub fn run(arguments: &[&str]) -> Ended {
     Ended { code: status.and_then(|status| status.code()), told: text(&told), errors: text(&errors) }
 }
 
-/// Tries until something is there: a bounded number of times, with a pause between. Another
-/// process cannot wake us: all we can do is to ask it again, and not too often. The bound is reached
-/// only where something is wrong, however busy the machine is.
+/// Tries until the value is there, a bounded number of times with a pause between, because another process
+/// cannot wake this one. The bound is reached only on an error, whatever the load of the machine.
 pub fn attempt<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 0..1200 {
         if let Some(found) = look() {
@@ -166,7 +165,7 @@ fn posting(path: &str, headers: &str, body: &str) -> String {
     format!("{head}{headers}content-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// An answer that is read bit by bit.
+/// A response that is read in parts.
 pub struct Open {
     socket: TcpStream,
     pub read: String,
@@ -211,8 +210,8 @@ fn connect(url: &str) -> std::io::Result<TcpStream> {
     Ok(socket)
 }
 
-/// Sends a request and returns the body of a 200; the whole answer, or why there is none, is
-/// the error. Chunk framing is left in: only its text is looked at.
+/// Sends a request and returns the body of a 200. The error is the whole response, or why there is none.
+/// Chunk framing is kept, because only the text is examined.
 pub fn ask(url: &str, request: &str) -> Result<String, String> {
     let read = || -> std::io::Result<String> {
         let mut socket = connect(url)?;

@@ -85,7 +85,7 @@ impl Books<'_> {
         self.made(&call).await
     }
 
-    /// Lets time pass: what the store keeps becomes so much older.
+    /// Advances time: the stored data become older by this much.
     fn pass(&mut self, length: Duration) {
         for (limit, _) in &self.rates {
             let Ok(kept) = self.server.say(&["HGET", &self.key, limit.as_str()]) else { continue };
@@ -130,7 +130,7 @@ fn any_allowance() -> impl Strategy<Value = Allowance> {
     })
 }
 
-/// Everything that the ledger lets in the script lets in, and what is left is the same number.
+/// The script admits exactly what the limiter of one gateway admits, with the same remainder.
 fn the_script_counts_as_the_ledger_of_one_gateway(kind: Kind) {
     with_parts(kind.name(), || {
         let server = RedisServer::start(kind)?;
@@ -314,14 +314,14 @@ fn books_that_were_lost_are_begun_with_what_each_gateway_knows(kind: Kind) {
         let begun = call("a", 0, 40, 0).begun;
         about(&call("a", begun, 40, 0), 10);
         server.say(&["FLUSHALL"]).expect("it is empty");
-        // They knew the same books: who heard of them last knows most of all.
+        // Both knew the same balances, so the later report has the largest amount.
         let first = call("a", begun, 20, 36);
         assert!(!first.granted);
         about(&first, 25);
         about(&call("c", 0, 0, 10), 35);
         about(&call("b", begun, 30, 16), 45);
         about(&call("d", begun, 25, 0), 45);
-        // Who has heard of the new books remembers those.
+        // A gateway that has seen the new balances remembers those.
         about(&call("b", first.begun, 45, 0), 45);
         server.say(&["HSET", "k", "lost/tokens", "many"]).expect("it is set");
         let bucket = BucketArgs { begun, remembered: 50, burst: 60, ..tokens(1, 0) };
@@ -349,7 +349,7 @@ fn places_of_a_gateway_that_is_gone_come_back(kind: Kind) {
         assert!(!call("c", 0, 1, 0).granted);
         assert_eq!(call("a", 2, 0, 0).places[0].ours, 2, "the whole number is said, not a change");
         assert!(call("c", 0, 1, 0).granted);
-        // What runs runs, even where it is more than may.
+        // Running requests continue, even beyond the limit.
         assert_eq!(call("b", 12, 0, 0).places[0].ours, 12);
         assert!(!call("c", 1, 1, 0).granted);
         // The life of b's count ends.
@@ -357,7 +357,7 @@ fn places_of_a_gateway_that_is_gone_come_back(kind: Kind) {
         let long_ago = format!("b 12 {};a 2 {};", now - 1, now + COUNT_LIFE.as_micros() as u64);
         server.say(&["HSET", "k", "places", &long_ago]).expect("it is set");
         assert_eq!(call("c", 0, 1, 100).places[0].ours, 8);
-        // A clock that was set back makes nobody's count live for ever.
+        // A clock that was set back does not keep a gateway's count forever.
         server.say(&["HSET", "k", "places", &format!("b 12 {};", now * 2)]).expect("it is set");
         call("c", 0, 0, 0);
         let kept = server.say(&["HGET", "k", "places"]).expect("an answer");

@@ -44,7 +44,7 @@ impl Sdk {
         let mut command = Command::new(&self.program);
         command.arg(&self.script).env("GOODPUT_URL", url).env("GOODPUT_MODEL", model).env("GOODPUT_WITHOUT", lacks);
         command.env("PYTHONDONTWRITEBYTECODE", "1");
-        // No proxy of the machine may stand between them.
+        // Proxies of the machine must not interfere.
         for proxy in ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
             command.env_remove(proxy);
         }

@@ -5,7 +5,7 @@ use crate::processes::{CHAT, stream_of};
 use crate::running::{Open, Running, get, post, until};
 
 #[test]
-fn who_waits_for_a_seat_gets_it_and_who_hangs_up_leaves_nothing_behind() {
+fn waiting_requests_get_seats_and_hang_ups_leave_nothing_behind() {
     let engine = Running::engine(&["--speed", "1"]);
     let (pool, chat) = ("max_concurrency_per_engine: 1", "queue: {max_wait: 10m}");
     let gateway = Gateway::start(&Setup { engines: &[&engine], pool, chat, ..Setup::default() });
@@ -26,7 +26,7 @@ fn who_waits_for_a_seat_gets_it_and_who_hangs_up_leaves_nothing_behind() {
     patient.read_to_end();
     assert!(patient.read.contains("[DONE]"), "{}", patient.read);
 
-    // Two hundred that hang up as soon as they are served: the seat is free again each time.
+    // Two hundred clients hang up as soon as they are served; the seat is free again each time.
     for _ in 0..200 {
         let mut cut = Open::post(&gateway.running.url, CHAT, &stream_of(30_000));
         cut.read_until(r#""content":""#);

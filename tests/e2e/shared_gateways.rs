@@ -14,7 +14,7 @@ use crate::tls::Papers;
 const KEY: &str = "authorization: Bearer sk-acme\r\n";
 /// One a second: a machine that is busy with other things asks for more than that, too.
 const PER_MINUTE: u64 = 60;
-/// A minute of flow: so long it may keep all clients from asking, and nothing is lost.
+/// A minute of inflow, so that a lease may serve all clients for that long and nothing is lost.
 const BURST: u64 = 60;
 
 /// Asks all gateways again and again, from several clients each.
@@ -100,7 +100,7 @@ limits_store: {{redis: {{url: "rediss://gateway@localhost:{port}", password_file
             until("much more was asked for, and all that the limit allows has passed", || {
                 let count = loaded(&clients.let_in) as f64;
                 let unheard: f64 = pages().iter().map(by_share).sum();
-                // Read behind the count: what comes meanwhile makes the bound wider.
+                // Read after the count, because requests in between must be within the bound.
                 let passed = server.time() - start;
                 let allowed = BURST as f64 + passed.as_secs_f64() * PER_MINUTE as f64 / 60.0;
                 assert!(count <= allowed + 1.0 + unheard, "{count} of {allowed}, and {unheard} by shares");
@@ -127,7 +127,7 @@ limits_store: {{redis: {{url: "rediss://gateway@localhost:{port}", password_file
             assert!(output.contains("limits store unavailable"), "{output}");
             assert!(!output.contains("s3cret"), "{output}");
         }
-        // Told to leave, they give back what they hold.
+        // At shutdown, they return their leases.
         for mut gateway in gateways {
             gateway.running.signal("TERM");
             assert_eq!(gateway.running.exit_code(), Some(0));

@@ -91,7 +91,7 @@ impl Drop for Gateway {
     }
 }
 
-/// Three gateways, all of which the store answers.
+/// Three gateways with a working store.
 async fn three(server: &RedisServer, on_failure: OnFailure, allowance: &Allowance) -> Vec<Arc<Gateway>> {
     three_with(|| server.settings(on_failure), allowance).await
 }
@@ -102,8 +102,8 @@ async fn three_with(settings: impl Fn() -> Redis, allowance: &Allowance) -> Vec<
     gateways
 }
 
-/// Waits for a condition. Nothing wakes us: what is waited for happens in another process. The bound
-/// is reached only where something is wrong, however busy the machine is.
+/// Waits for a condition of another process, which cannot wake this one. The bound is reached only on an
+/// error, whatever the load of the machine.
 async fn until(mut what: impl FnMut() -> bool) {
     let mut ticks = interval(Duration::from_millis(5));
     for _ in 0..24_000 {
@@ -123,7 +123,7 @@ fn requests(gateways: &[Arc<Gateway>], by: GrantSource) -> u64 {
     gateways.iter().map(|gateway| gateway.store.numbers().requests(by)).sum()
 }
 
-/// What flows in so long a time.
+/// The inflow in this time.
 fn flow(time: Duration) -> f64 {
     RATE as f64 * time.as_secs_f64()
 }
@@ -136,8 +136,8 @@ fn three_gateways_let_in_what_the_limit_allows_and_no_more(kind: Kind) {
             let start = server.time();
             let mut offering = JoinSet::new();
             gateways.iter().for_each(|gateway| drop(offering.spawn(Arc::clone(gateway).offer())));
-            // All that the limit allows passes, and never more. The server's clock is read behind the
-            // count: what comes between them makes the bound wider.
+            // Exactly the limit passes. The server's clock is read after the count, because requests in
+            // between must be within the bound.
             let mut passed = Duration::ZERO;
             until(|| {
                 let count = let_in(&gateways) as f64;
@@ -159,7 +159,7 @@ fn three_gateways_let_in_what_the_limit_allows_and_no_more(kind: Kind) {
     });
 }
 
-/// What happens to the server in the middle of a run.
+/// Fault of the server in the middle of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Harm {
     Killed,
@@ -181,7 +181,7 @@ fn run_with(kind: Kind, harm: Harm, on_failure: OnFailure) {
             // The limit is used up.
             until(|| clock.now().as_nanos() > 2_000_000_000 && let_in(&gateways) > BURST).await;
 
-            // What leases hold at most, whenever one looks.
+            // Most tokens in leases at any time.
             let unspent = BURST / 16 + u64::from(GATEWAYS) * TOKENS;
             let outage = clock.now();
             match harm {
@@ -212,8 +212,8 @@ fn run_with(kind: Kind, harm: Harm, on_failure: OnFailure) {
             let count = let_in(&gateways);
             let allowed = BURST as f64 + flow(clock.now().since(goodput::types::Tick::ZERO));
             let beyond = count as f64 - allowed;
-            // One that hangs is told from one that is slow by its silence alone: a busy machine's may be
-            // given up more than once.
+            // Only silence distinguishes a hanging server from a slow one, so a busy machine's may be
+            // abandoned repeatedly.
             let outages = gateways.iter().map(|gateway| gateway.store.numbers().given_up).max().unwrap_or(1).max(1);
             let bound = outages as f64 * (unspent + BURST) as f64 + flow(away);
             let what = format!(
@@ -283,8 +283,8 @@ fn places_are_shared_and_those_of_a_gateway_that_dies_come_back(kind: Kind) {
                 }
                 tokio::task::yield_now().await;
             };
-            // One gateway dies with what it holds: nobody says it again, and in the end it is
-            // forgotten. (The test does not wait so long: it lets what is kept grow old.)
+            // One gateway dies with its lease: nobody reports it again, and it is forgotten. (The test ages
+            // the stored data instead of waiting.)
             gateways[1].keeper.abort();
             until(|| {
                 let kept = server.say(&["HGET", "goodput:limits:acme", "all/concurrent_requests"]).expect("an answer");
@@ -314,7 +314,7 @@ fn a_gateway_that_leaves_gives_everything_back(kind: Kind) {
     with_parts(kind.name(), || {
         let server = RedisServer::start(kind)?;
         runtime().block_on(async {
-            // A minute's flow is one token: what is spent stays.
+            // A minute's inflow is one token, so spent tokens stay spent.
             let allowance = Allowance { tokens: Some(Rate::new(1, Some(4800)).unwrap()), ..Allowance::default() };
             let gateways = three(&server, OnFailure::Open, &allowance).await;
             for _ in 0..40 {
@@ -379,7 +379,7 @@ fn c114_a_store_that_forgot_is_told_without_being_asked(kind: Kind) {
     with_parts(kind.name(), || {
         let server = RedisServer::start(kind)?;
         runtime().block_on(async {
-            // A minute's flow is one token: what is spent stays.
+            // A minute's inflow is one token, so spent tokens stay spent.
             let allowance = Allowance { tokens: Some(Rate::new(1, Some(4800)).unwrap()), ..Allowance::default() };
             let gateways = three(&server, OnFailure::Open, &allowance).await;
             gateways[1].ask(100).await.expect("there is enough");
@@ -390,7 +390,7 @@ fn c114_a_store_that_forgot_is_told_without_being_asked(kind: Kind) {
             until(|| kept(&server) <= 4100 && gateways.iter().all(|gateway| gateway.store.numbers().unspent == 0))
                 .await;
             server.say(&["FLUSHALL"]).expect("it is empty");
-            // Who has not heard of the books finds new ones, until the others have spoken.
+            // A gateway that did not know the old balances sees new ones, until the others have reported.
             let early = gateways[2].ask(3000).await.is_ok();
             let owed = 4100 + if early { 3000 } else { 0 };
             // However long that takes, a hundred do not flow off meanwhile.
@@ -428,7 +428,7 @@ fn what_is_not_ours_harms_one_tenant_only(kind: Kind) {
             // Somebody clears it away.
             server.say(&["DEL", "goodput:limits:acme"]).expect("it is gone");
             loop {
-                // Until it is asked again its share is what there is, and we are quick.
+                // Until the next trial its share applies, which the test uses at once.
                 let _ = gateway.ask(50).await;
                 if gateway.store.numbers().requests(GrantSource::Store) > 1 {
                     break;
@@ -478,9 +478,9 @@ fn documented_user() -> String {
     page.lines().find(|line| line.starts_with("ACL SETUSER ")).expect("the page makes a user").to_owned()
 }
 
-/// Accepts, and answers nothing that is RESP.
+/// Accepts connections, and responds with something that is not RESP.
 #[test]
-fn what_is_no_store_at_all_is_none() {
+fn an_invalid_store_url_is_rejected() {
     with_parts("redis", || {
         runtime().block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -16,7 +16,7 @@ fn chat(gateway: &Gateway) -> Value {
     classes.into_iter().find(|class| class["class"] == "chat").expect("the class")
 }
 
-/// What came of the file.
+/// Number of loads with this result.
 fn loaded(gateway: &Gateway, result: &str) -> f64 {
     let page = get(&gateway.admin, "/metrics").expect("it runs");
     sum_where(&page, "goodput_slo_state_loads_total", &format!("result=\"{result}\""))
@@ -59,7 +59,7 @@ fn windows_go_on_after_a_restart_and_a_crash_and_a_torn_file_begins_anew() {
     assert_eq!((&class["total"], &class["lengths"][0]["total"]), (&3.into(), &3.into()), "{class}");
     assert!(class["since_unix_seconds"].as_u64().expect("a time").abs_diff(since) <= 1, "{class}");
     ask(&second, 2);
-    // Saved meanwhile: what a crash leaves behind.
+    // A save in between: the file that a crash leaves behind.
     let saves = || -> Option<f64> {
         let page = get(&second.admin, "/metrics").ok()?;
         Some(sum_where(&page, "goodput_slo_state_saves_total", "success"))
@@ -84,7 +84,7 @@ fn windows_go_on_after_a_restart_and_a_crash_and_a_torn_file_begins_anew() {
 }
 
 #[test]
-fn a_file_of_somebody_else_is_never_written_over() {
+fn a_file_of_another_kind_is_never_overwritten() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("notes.txt");
     std::fs::write(&file, "my notes\n").expect("the folder is ours");
@@ -95,4 +95,25 @@ fn a_file_of_somebody_else_is_never_written_over() {
     ask(&gateway, 1);
     leave(gateway);
     assert_eq!(std::fs::read_to_string(&file).expect("it is there"), "my notes\n");
+}
+
+/// Each of two gateways with one file finds out, and the file is whole whatever they do.
+#[test]
+fn two_gateways_with_one_file_say_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("slo.state");
+    let engine = Running::engine(&["--speed", "20"]);
+    let (engines, more) = ([&engine], settings(&file));
+    let setup = Setup { engines: &engines, more: &more, ..Setup::default() };
+    let gateways = [Gateway::start(&setup), Gateway::start(&setup)];
+    for gateway in &gateways {
+        until("it has noticed the other", || {
+            let page = get(&gateway.admin, "/metrics").ok()?;
+            (sum_where(&page, "goodput_slo_state_saves_total", "conflict") >= 2.0).then_some(())
+        });
+        assert!(gateway.running.output().contains("each gateway needs one of its own"));
+    }
+    gateways.into_iter().for_each(leave);
+    assert_eq!(loaded(&Gateway::start(&setup), "restored"), 1.0);
+    assert_eq!(std::fs::read_dir(folder.path()).expect("it is there").count(), 1, "nothing is left beside it");
 }

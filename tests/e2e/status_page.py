@@ -245,7 +245,8 @@ def without_script_it_is_the_same_page():
     with opened(live=False, java_script_enabled=False) as page:
         expect(page.locator("#class-chat")).to_contain_text("target 95 %")
         expect(page.locator("#misses tbody tr").first).to_contain_text("ttft")
-        expect(page.locator("noscript p")).to_be_visible()
+        expect(page.locator("noscript p")).to_contain_text("POST /-/drain")
+        expect(page.locator("#actions form").first).to_be_hidden()
         assert page.locator("meta[http-equiv=refresh]").count() == 1
         page.locator("#misses summary").first.click()
         expect(page.locator("#misses details ol").first).to_be_visible()

@@ -48,7 +48,7 @@ impl Papers {
     }
 }
 
-/// What a client that trusts this root, and offers these protocols, gets for a stream.
+/// The response of a stream for a client that trusts this root and offers these protocols.
 fn stream(url: &str, root: &str, offered: &[&[u8]]) -> io::Result<(Version, StatusCode, String)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let url = url.to_owned();
@@ -115,7 +115,7 @@ fn a_verified_client_gets_its_stream_in_the_protocol_that_it_offers() {
     assert_eq!((sum(&page, "slo_met_total"), sum(&page, "goodput_requests_finished_total")), (3.0, 3.0), "{page}");
 }
 
-/// The engine behind TLS is a gateway with a simulated engine of its own.
+/// The engine behind TLS is a gateway with its own simulated engine.
 #[test]
 fn an_engine_behind_tls_is_verified_with_the_roots_of_its_pool() {
     let papers = Papers::new();

@@ -30,7 +30,7 @@ impl Batch {
         scopes.flat_map(|scope| scope.spans).collect()
     }
 
-    /// How many requests of clients it tells of.
+    /// Number of client requests among the spans.
     pub fn requests(&self) -> usize {
         self.spans().iter().filter(|span| span.kind() == SpanKind::Server).count()
     }
@@ -48,7 +48,7 @@ impl Collector {
         let url = format!("http://{}", listener.local_addr().expect("it is bound"));
         let batches = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&batches);
-        // Ends with the process: nobody connects any more by then.
+        // Ends with the process, when no more connections come.
         std::thread::spawn(move || {
             for connection in listener.incoming().flatten() {
                 let kept = Arc::clone(&kept);
@@ -101,7 +101,7 @@ fn exported(gateway: &Gateway) -> f64 {
 }
 
 #[test]
-fn spans_of_a_real_process_reach_a_collector_and_the_last_ones_at_its_end() {
+fn spans_of_a_real_process_reach_a_collector_also_at_its_end() {
     let (engine, collector) = (Running::engine(&["--speed", "20"]), Collector::start());
     let more = format!("telemetry: {{otlp: {{endpoint: \"{}/v1/traces\", ratio: 1}}}}\n", collector.url);
     let mut gateway = Gateway::start(&Setup { engines: &[&engine], more: &more, ..Setup::default() });

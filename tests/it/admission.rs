@@ -25,7 +25,7 @@ pub fn tenants(of_acme: &str) -> Yaml {
     Yaml::default().top(&format!("tenants:\n{acme}\n{globex}"))
 }
 
-/// One engine with so many seats; the first token may take ten seconds.
+/// One engine with this many seats; the first token may take ten seconds.
 fn seats(count: usize) -> Yaml {
     Yaml::default().promise(&[("ttft_seconds", 10.0)]).with(&format!("max_concurrency_per_engine: {count}"))
 }
@@ -40,7 +40,7 @@ pub fn capped(cap: u64, streams: bool) -> Value {
     json!({"model": "m1", "stream": streams, "max_tokens": cap, "messages": [{"role": "user", "content": content}]})
 }
 
-/// A whole answer with this usage, so long after the request.
+/// A non-streaming response with this usage, this long after the request.
 fn answer_after(millis: u64, prompt: u64, output: u64) -> Script {
     let body = whole("x", prompt, output);
     Script::new().at(millis).reply(200, &[("content-type", "application/json")], body)
@@ -55,7 +55,7 @@ pub async fn status(house: &House, ask: Ask) -> u16 {
     house.send(ask).await.whole().await.status.as_u16()
 }
 
-/// What is left of a limit of `acme`.
+/// Remainder of a limit of `acme`.
 pub fn left(house: &House, limit: &str) -> u64 {
     let (tenant, now) = (goodput::types::TenantId::from("acme"), house.clock.now());
     let RateLimiter::Local(log) = &house.gateway.limiter else { panic!("limits of this process") };
@@ -63,7 +63,7 @@ pub fn left(house: &House, limit: &str) -> u64 {
     standings.iter().find(|limit_state| limit_state.limit.as_str() == limit).expect("a limit of this name").remaining
 }
 
-/// What a patient request asks of a queue.
+/// A patient queue request.
 pub fn patient() -> QueueAsk {
     QueueAsk {
         tenant: TenantId::anonymous(),
@@ -90,7 +90,7 @@ async fn ended(house: Arc<House>) {
 // --- prompts that are being read ---
 
 #[tokio::test(start_paused = true)]
-async fn a_prompt_waits_until_the_one_before_it_has_been_read() {
+async fn a_prompt_waits_for_the_prefill_of_the_one_before_it() {
     let yaml = seats(8).with("queue: {prefill_tokens_per_engine: 5}");
     let (house, engine) = House::playing_with(&yaml, stream_of(300, 5000));
     let house = Arc::new(house);
@@ -106,7 +106,7 @@ async fn a_prompt_waits_until_the_one_before_it_has_been_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prompt_whose_first_token_nobody_sees_counts_as_read_after_a_while() {
+async fn a_non_streaming_prompt_counts_as_prefilled_after_its_predicted_time() {
     let yaml = seats(8).with("queue: {prefill_tokens_per_engine: 5}");
     let (house, engine) = House::playing_with(&yaml, answer_after(9000, 10, 20));
     let house = Arc::new(house);
@@ -122,7 +122,7 @@ async fn a_prompt_whose_first_token_nobody_sees_counts_as_read_after_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_word_about_it_the_room_for_prompts_follows_what_was_learned_of_engines() {
+async fn by_default_the_prefill_limit_follows_the_learned_pace() {
     let yaml = seats(8).promise(&[("ttft_seconds", 1.0)]);
     let limit = |house: &House| house.page().sum("goodput_prefill_tokens_per_engine", &[]);
     let tokens = (0..10).map(|n| (300 + 10 * n, t("a")));
@@ -158,7 +158,7 @@ async fn without_a_word_about_it_the_room_for_prompts_follows_what_was_learned_o
 // --- limits ---
 
 #[tokio::test(start_paused = true)]
-async fn c25_a_concurrent_burst_passes_as_far_as_the_limit_goes() {
+async fn c25_a_concurrent_burst_is_admitted_up_to_the_limit() {
     let (house, engine) = House::playing_with(&limited("tokens_per_minute: 1000"), answer_after(100, 10, 20));
     let asks = (0..10).map(|_| house.send(by("sk-acme", capped(300, false))));
     let statuses: Vec<u16> = join_all(asks).await.into_iter().map(|reply| reply.status.as_u16()).collect();
@@ -194,7 +194,7 @@ async fn c27_two_hundred_cancelled_streams_leave_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c29_who_hangs_up_before_the_usage_pays_for_what_was_seen() {
+async fn c29_a_client_that_leaves_before_the_usage_pays_for_the_tokens_seen() {
     let tokens = |script: Script| (1..=100).fold(script, |script, number| script.at(10 * number).say(t("a")));
     let script = tokens(Script::stream()).say(f("length")).say(u(10, 100)).say(d()).end();
     let (house, engine) = House::playing_with(&limited("tokens_per_minute: 60, tokens_burst: 9000"), script);
@@ -209,7 +209,7 @@ async fn c29_who_hangs_up_before_the_usage_pays_for_what_was_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c29_who_leaves_while_the_engine_reads_pays_for_the_prompt() {
+async fn c29_a_client_that_leaves_during_prefill_pays_for_the_prompt() {
     let (house, _engine) = House::playing_with(&limited("tokens_per_minute: 600"), Script::new().silence());
     {
         let asked = house.send(by("sk-acme", capped(500, true)));
@@ -229,7 +229,7 @@ fn heads_go_ahead() -> Yaml {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_behind_its_head_before_any_token_pays_for_the_prompt() {
+async fn a_client_that_leaves_after_an_early_head_before_a_token_pays_for_the_prompt() {
     let yaml = heads_go_ahead();
     for script in [Script::new().silence(), Script::stream().at(10).say(r()).silence()] {
         let (house, _engine) = House::playing_with(&yaml, script);
@@ -237,7 +237,7 @@ async fn who_leaves_behind_its_head_before_any_token_pays_for_the_prompt() {
         reply.frames(1).await;
         assert_eq!(house.clock.now(), at(200));
         drop(reply);
-        // What comes back in 200 ms is two tokens.
+        // Two tokens flow back in 200 ms.
         assert_eq!(
             (house.line().await.verdict(), left(&house, "tokens_per_minute")),
             ("excluded(client_cancel)".into(), 592)
@@ -247,7 +247,7 @@ async fn who_leaves_behind_its_head_before_any_token_pays_for_the_prompt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_cut_behind_its_head_for_not_reading_pays_for_the_prompt() {
+async fn a_client_cut_after_an_early_head_for_not_reading_pays_for_the_prompt() {
     let yaml = heads_go_ahead();
     let (house, _engine) = House::playing_with(&yaml, Script::new().silence());
     let client = ClientState::default();
@@ -261,7 +261,7 @@ async fn who_is_cut_behind_its_head_for_not_reading_pays_for_the_prompt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_because_its_engine_told_of_an_error_pays_nothing() {
+async fn a_client_that_leaves_after_an_in_band_error_pays_nothing() {
     let yaml = heads_go_ahead();
     let script = Script::stream().at(10).say(r()).at(250).say(error("own words", 500)).silence();
     let (house, _engine) = House::playing_with(&yaml, script);
@@ -277,7 +277,7 @@ async fn who_leaves_because_its_engine_told_of_an_error_pays_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_generates_nothing_costs_what_its_engine_read() {
+async fn a_path_that_generates_nothing_costs_its_input() {
     let answer = json!({"object": "list", "data": [], "usage": {"prompt_tokens": 250, "total_tokens": 250}});
     let yaml = limited("tokens_per_minute: 600, output_tokens_per_minute: 100");
     let (house, _engine) = House::playing_with(&yaml, Script::json(200, answer.to_string()));
@@ -289,7 +289,7 @@ async fn what_generates_nothing_costs_what_its_engine_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_failed_without_a_token_costs_nothing() {
+async fn a_failure_without_a_token_costs_nothing() {
     for script in [Script::json(500, "{}"), Script::json(429, "{}"), Script::new().reset()] {
         let (house, _engine) = House::playing_with(&limited("tokens_per_minute: 600, requests_per_minute: 5"), script);
         let answer = house.send(by("sk-acme", capped(500, true))).await.whole().await;
@@ -324,9 +324,9 @@ async fn c32_retry_after_is_true_for_this_request() {
     house.end().await;
 }
 
-/// An engine whose counter went below zero locks nobody out, and no counter goes back.
+/// An engine whose counter became negative locks out no tenant, and no counter decreases.
 #[tokio::test(start_paused = true)]
-async fn a_count_that_cannot_be_is_charged_by_what_was_seen() {
+async fn an_impossible_usage_is_replaced_by_the_tokens_seen() {
     for impossible in [u64::MAX, 4_294_967_295] {
         let stream = Script::stream().at(10).say_all([(10, t("a")), (20, t("b")), (20, f("stop"))]);
         let stream = stream.say(u(impossible, impossible)).say(d()).end();
@@ -347,7 +347,7 @@ async fn a_count_that_cannot_be_is_charged_by_what_was_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_at_one_time_have_no_moment_at_which_they_fit() {
+async fn concurrent_requests_have_no_retry_after() {
     let (house, _engine) = House::playing_with(&limited("concurrent_requests: 1"), answer_after(500, 10, 1));
     let (one, other) = tokio::join!(house.send(by("sk-acme", unary())), house.send(by("sk-acme", unary())));
     let (one, other) = (one.whole().await, other.whole().await);
@@ -373,7 +373,7 @@ async fn a_limit_in_the_messages_dialect_has_its_shape() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c35_what_can_never_fit_is_refused_at_once_and_costs_nothing() {
+async fn c35_a_request_that_can_never_fit_is_rejected_at_once_and_costs_nothing() {
     let (house, engine) = House::playing_with(&limited("tokens_per_minute: 1000"), answer_after(0, 10, 1));
     let refused = house.send(by("sk-acme", capped(4990, false))).await.whole().await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (400, None));
@@ -383,12 +383,12 @@ async fn c35_what_can_never_fit_is_refused_at_once_and_costs_nothing() {
     assert!(told.contains("5000") && told.contains("1000") && told.contains("tokens_per_minute"), "{told}");
     assert_eq!((left(&house, "tokens_per_minute"), engine.log().requests().len()), (1000, 0));
     assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
-    // A cap that nobody states is a guess, and is cut to what fits.
+    // An unstated cap is an estimate, and is clipped to the bucket.
     assert_eq!(status(&house, by("sk-acme", unary())).await, 200);
     house.end().await;
 }
 
-/// It is refused for good where there is a limit, and reaches an engine byte for byte where none is.
+/// Rejected for good if there is a limit; without one it reaches the engine unchanged.
 async fn never_fits_and_travels_untouched(body: String) {
     let (house, engine) = House::playing_with(&limited("tokens_per_minute: 1000"), answer_after(0, 10, 1));
     let ask = |key: &str| Ask::raw(CHAT, body.clone()).header("authorization", &format!("Bearer {key}"));
@@ -402,19 +402,19 @@ async fn never_fits_and_travels_untouched(body: String) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c35_a_cap_beyond_all_numbers_never_fits_and_travels_untouched_where_there_is_no_limit() {
+async fn c35_a_cap_beyond_the_number_range_never_fits_and_passes_unchanged_without_a_limit() {
     let cap = format!("1{}", "0".repeat(30));
     never_fits_and_travels_untouched(format!(r#"{{"model":"m1","max_tokens":{cap},"messages":[]}}"#)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn c35_as_many_choices_as_are_taken_may_never_fit_and_travel_untouched_where_there_is_no_limit() {
+async fn c35_the_most_choices_allowed_may_never_fit_and_pass_unchanged_without_a_limit() {
     never_fits_and_travels_untouched(r#"{"model":"m1","max_tokens":1,"n":2048,"messages":[]}"#.to_owned()).await;
 }
 
 /// Replay of C94: each choice is kept to its end, so that their number is bounded.
 #[tokio::test(start_paused = true)]
-async fn c94_more_choices_than_are_kept_are_refused_and_cost_nothing() {
+async fn c94_too_many_choices_are_rejected_and_cost_nothing() {
     let (house, engine) = House::playing_with(&limited("tokens_per_minute: 1000"), answer_after(0, 10, 1));
     let most = u64::MAX.to_string();
     for count in ["2049", "18446744073709551616", &format!("1{}", "0".repeat(30)), &most] {
@@ -433,7 +433,7 @@ async fn c94_more_choices_than_are_kept_are_refused_and_cost_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn choices_without_measure_do_not_turn_the_ranks_around() {
+async fn unbounded_choices_do_not_reverse_the_priorities() {
     let low = "  - {slo_class: low, priority: low, objectives: {ttft_seconds: {threshold: 100, attainment: 0.9}}, joint_attainment_target: 0.9, window: 28d}";
     let yaml = seats(1).and_class(low).top("classify: [{class: low, when: {header: {x-slo-class: low}}}]");
     let house = House::new(&yaml);
@@ -462,7 +462,7 @@ async fn choices_without_measure_do_not_turn_the_ranks_around() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c37_a_stream_that_was_let_in_is_never_cut_for_a_limit() {
+async fn c37_an_admitted_stream_is_never_cut_for_a_limit() {
     let tokens = |script: Script| (1..=300).fold(script, |script, number| script.at(10 * number).say(t("a")));
     let script = tokens(Script::stream()).say(f("length")).say(u(10, 300)).say(d()).end();
     let (house, _engine) = House::playing_with(&limited("tokens_per_minute: 100"), script);
@@ -525,7 +525,7 @@ async fn a_stream_that_fails_before_a_token_costs_nothing_whatever_its_usage_say
         let reply = house.send(ask).await;
         assert_eq!(reply.whole().await.status, 200);
         assert_eq!(house.line().await.verdict(), "missed(truncated)");
-        // What comes back in 310 ms is 10 tokens.
+        // Ten tokens flow back in 310 ms.
         let left = left(&house, "tokens_per_minute");
         assert!((2000 - charged..=2010 - charged).contains(&left), "{left} left, {charged} charged");
         house.end().await;
@@ -553,7 +553,7 @@ async fn a_limit_for_one_model_counts_the_name_behind_the_alias() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn over_its_limit_a_tenant_may_have_what_is_left_and_is_not_judged() {
+async fn a_tenant_over_its_limit_gets_free_seats_and_is_not_judged() {
     let yaml = tenants("limits: {requests_per_minute: 1}, when_over_limit: demote")
         .promise(&[("ttft_seconds", 10.0)])
         .with("max_concurrency_per_engine: 1");
@@ -561,7 +561,7 @@ async fn over_its_limit_a_tenant_may_have_what_is_left_and_is_not_judged() {
     let engine = house.engine("e1", vec![stream_of(100, 200)]);
     let house = Arc::new(house);
     assert_eq!(status(&house, by("sk-acme", stream_with_usage())).await, 200);
-    // One sits, one over the limit waits, and who comes after it within limits goes first.
+    // One request has the seat, one over the limit waits, and a later one within limits goes first.
     let first = spawn(&house, by("sk-globex", stream_with_usage()));
     house.sleep(ms(10)).await;
     let demoted = spawn(&house, by("sk-acme", stream_with_usage()));
@@ -580,7 +580,7 @@ async fn over_its_limit_a_tenant_may_have_what_is_left_and_is_not_judged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_served_beyond_its_limit_is_never_overdue() {
+async fn a_request_served_beyond_its_limit_is_never_overdue() {
     let yaml = tenants("limits: {requests_per_minute: 1}, when_over_limit: demote");
     let house = House::new(&yaml);
     house.engine("e1", vec![stream_of(100, 200), Script::new().silence()]);
@@ -603,7 +603,7 @@ async fn who_is_served_beyond_its_limit_is_never_overdue() {
 // --- seats and queues ---
 
 #[tokio::test(start_paused = true)]
-async fn waiting_for_a_seat_is_part_of_ttft_and_told() {
+async fn waiting_for_a_seat_is_part_of_ttft_and_reported() {
     let (house, engine) = House::playing_with(&seats(1), stream_of(100, 400));
     let house = Arc::new(house);
     let first = spawn(&house, Ask::post(CHAT, stream_with_usage()));
@@ -632,7 +632,7 @@ async fn waiting_for_a_seat_is_part_of_ttft_and_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn targets_of_its_own_let_a_request_go_later_and_never_earlier() {
+async fn a_requests_own_targets_move_its_deadline_back_and_never_forward() {
     for (targets, order) in [(["", "1000"], [0, 1]), (["20000", ""], [1, 0])] {
         let house = House::new(&seats(1).class("target_headers: may_loosen"));
         house.engine("e1", vec![stream_of(100, 200)]);
@@ -660,7 +660,7 @@ async fn targets_of_its_own_let_a_request_go_later_and_never_earlier() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gets_no_seat_in_time_is_shed_with_a_moment_that_is_true() {
+async fn a_request_without_a_seat_in_time_is_shed_with_a_true_retry_after() {
     let yaml = seats(1).class("queue: {max_wait: 300ms}").with("queue: {max_waiting: 1}");
     let (house, engine) = House::playing_with(&yaml, stream_of(100, 2000));
     let house = Arc::new(house);
@@ -689,7 +689,7 @@ async fn who_gets_no_seat_in_time_is_shed_with_a_moment_that_is_true() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limit_of_the_class_that_fires_in_the_queue_is_ours() {
+async fn a_time_limit_that_fires_in_the_queue_is_a_miss() {
     let yaml = seats(1).class("timeouts: {first_token: 10200ms}");
     let (house, _engine) = House::playing_with(&yaml, stream_of(100, 60_000));
     let house = Arc::new(house);
@@ -765,7 +765,7 @@ async fn the_body_is_kept_while_the_request_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_when_a_drain_begins_is_served_on() {
+async fn requests_waiting_when_a_drain_begins_are_served() {
     let (house, _engine) = House::playing_with(&seats(1), stream_of(100, 1000));
     let house = Arc::new(house);
     let all: Vec<_> = (0..3).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
@@ -781,7 +781,7 @@ async fn who_waits_when_a_drain_begins_is_served_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_drain_limit_passes_who_waits_is_told_to_go_elsewhere() {
+async fn requests_waiting_at_the_drain_limit_are_rejected() {
     let (house, _engine) = House::playing_with(&seats(1), stream_of(100, 60_000));
     let sitting = house.chat(stream_with_usage()).await;
     let client = goodput::types::ClientState::default();
@@ -802,7 +802,7 @@ async fn when_the_drain_limit_passes_who_waits_is_told_to_go_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_drain_limit_nobody_who_waits_begins_in_a_seat_of_those_that_are_cut() {
+async fn no_waiting_request_takes_a_seat_freed_by_the_drain_limit() {
     let (house, engine) = House::playing_with(&seats(1), Script::stream().silence());
     let client = goodput::types::ClientState::default();
     let ask = || Ask::post(CHAT, stream_with_usage()).client(&client);
@@ -817,7 +817,7 @@ async fn at_the_drain_limit_nobody_who_waits_begins_in_a_seat_of_those_that_are_
     assert_eq!(house.crowd(), (1, 1));
     house.gateway.begin_drain();
     client.end_drain();
-    // The one that is cut gives its seat back before the other one looks.
+    // The cut request releases its seat before the other one is checked.
     let (cut, refused) = (sitting.as_mut().await.whole().await, waiting.as_mut().await.whole().await);
     drop((sitting, waiting));
     let reasons = (cut.header("x-goodput-reason"), refused.header("x-goodput-reason"));
@@ -829,7 +829,7 @@ async fn at_the_drain_limit_nobody_who_waits_begins_in_a_seat_of_those_that_are_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_class_that_sheds_refuses_who_can_no_longer_make_it() {
+async fn a_class_that_sheds_rejects_requests_with_an_infeasible_deadline() {
     let yaml = Yaml::default().with("max_concurrency_per_engine: 1").class("queue: {when_hopeless: shed}");
     let (house, _engine) = House::playing_with(&yaml, stream_of(100, 5000));
     let sitting = house.chat(stream_with_usage()).await;
@@ -842,7 +842,7 @@ async fn a_class_that_sheds_refuses_who_can_no_longer_make_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_whole_answer_can_make_it_until_the_budget_of_its_cap_is_over() {
+async fn a_non_streaming_request_is_feasible_until_the_budget_of_its_cap() {
     let yaml = Yaml::default().with("max_concurrency_per_engine: 1").class("queue: {when_hopeless: shed}");
     let (house, _engine) = House::playing_with(&yaml, stream_of(100, 5000));
     let sitting = house.chat(stream_with_usage()).await;
@@ -871,7 +871,7 @@ fn two_pools() -> Yaml {
     seats(1).pool("b", &["e2"]).with("max_concurrency_per_engine: 1")
 }
 
-/// Why a request comes to the second pool: the first pushed back, cannot be reached, or is taken.
+/// Why a request comes to the second pool: push-back, failed connections or a full queue of the first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum SentOn {
     PushedBack,
@@ -944,8 +944,8 @@ async fn a_retry_in_another_pool_takes_a_free_seat_there_or_is_not_made() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_could_be_connected_to_no_engine_waits_in_the_next_pool() {
-    // Outside the budget, of which there is none: no engine has had it yet.
+async fn a_request_whose_engines_refuse_connections_waits_in_the_next_pool() {
+    // Without the retry budget, which is empty: no engine has had the request yet.
     let yaml = seats(1).with("retries: {share: 0, floor_per_10s: 0}").pool("b", &["e2"]);
     let yaml = yaml.with("max_concurrency_per_engine: 1").with("retries: {share: 0, floor_per_10s: 0}");
     let house = House::new(&yaml);
@@ -996,7 +996,7 @@ async fn a_queue_whose_only_engine_dies_waits_on_in_the_next_pool() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_finds_no_place_behind_a_pool_that_is_gone_is_told_that_and_who_waited_what_it_waited_for() {
+async fn behind_a_dead_pool_a_full_queue_reports_the_connection_and_a_wait_reports_the_queue() {
     for (queue, told, verdict) in [
         ("queue: {max_waiting: 0}", (502, "connect_failed", 0), "missed(upstream_unavailable)"),
         ("queue: {max_waiting: 9}", (503, "queue_timeout", 1500), "missed(shed)"),
@@ -1015,7 +1015,7 @@ async fn who_finds_no_place_behind_a_pool_that_is_gone_is_told_that_and_who_wait
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_while_it_waits_behind_a_pool_that_is_gone_pays_nothing() {
+async fn a_client_that_leaves_while_it_waits_behind_a_dead_pool_pays_nothing() {
     let yaml = limited("tokens_per_minute: 600").with("max_concurrency_per_engine: 1");
     let house = House::new(&yaml.pool("b", &["e2"]).with("max_concurrency_per_engine: 1"));
     let b = house.engine("e2", vec![stream_of(100, 60_000)]);
@@ -1035,7 +1035,7 @@ async fn who_leaves_while_it_waits_behind_a_pool_that_is_gone_pays_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_while_a_connection_is_made_pays_nothing() {
+async fn a_client_that_leaves_during_connecting_pays_nothing() {
     let house = House::new(&limited("tokens_per_minute: 600"));
     house.network.silence("e1");
     let mut asked = Box::pin(house.send(by("sk-acme", capped(500, true))));
@@ -1050,7 +1050,7 @@ async fn who_leaves_while_a_connection_is_made_pays_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_comes_back() {
+async fn a_request_that_would_be_late_spills_to_a_free_seat_and_traffic_returns() {
     let yaml = two_pools().promise(&[("ttft_seconds", 1.0)]);
     let house = House::new(&yaml);
     let slow = house.engine("e1", vec![stream_of(100, 4000)]);
@@ -1065,7 +1065,7 @@ async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_c
     // The queue is over: the first pool is asked again.
     let back = house.chat(stream_with_usage()).await;
     assert_eq!(back.headers["x-goodput-pool"], "a");
-    // Now the rate is known, one seat in four seconds: it goes on at once.
+    // The rate is known now, one seat in four seconds, so it spills at once.
     let at_once = house.chat(stream_with_usage()).await;
     assert_eq!((at_once.headers["x-goodput-pool"].to_str().unwrap(), at_once.at - back.at), ("b", ms(100)));
     drop((back, at_once));
@@ -1077,7 +1077,7 @@ async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_c
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_may_not_wait_for_long_goes_on_before_its_wait_is_over() {
+async fn a_request_with_a_short_longest_wait_spills_before_its_end() {
     let house = House::new(&two_pools().class("queue: {max_wait: 2s}"));
     house.engine("e1", vec![stream_of(100, 60_000)]);
     house.engine("e2", vec![stream_of(100, 300)]);
@@ -1091,7 +1091,7 @@ async fn who_may_not_wait_for_long_goes_on_before_its_wait_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
+async fn a_full_queue_spills_to_the_next_pool_before_it_rejects() {
     let full = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
     let nobody_waits = seats(1).class("queue: {max_wait: 0s}").pool("b", &["e2"]);
     for yaml in [full, nobody_waits] {
@@ -1111,7 +1111,7 @@ async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_pushed_out_of_a_queue_goes_on_to_the_next_pool() {
+async fn an_evicted_request_spills_to_the_next_pool() {
     let yaml = tenants("limits: {requests_per_minute: 1000}").promise(&[("ttft_seconds", 10.0)]);
     let yaml = yaml.with("max_concurrency_per_engine: 1").with("queue: {max_waiting: 2}").pool("b", &["e2"]);
     let house = House::new(&yaml.with("max_concurrency_per_engine: 1"));
@@ -1135,7 +1135,7 @@ async fn who_is_pushed_out_of_a_queue_goes_on_to_the_next_pool() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_pool_refuses_that_a_full_queue_sent_on_to_is_no_word_about_the_client() {
+async fn an_error_of_the_pool_spilled_to_is_not_the_clients_fault() {
     let yaml = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
     let house = House::new(&yaml);
     let _a = house.engine("e1", vec![stream_of(100, 4000)]);
@@ -1151,7 +1151,7 @@ async fn what_a_pool_refuses_that_a_full_queue_sent_on_to_is_no_word_about_the_c
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_in_a_pool_that_goes_down_is_served_by_the_next_one_however_full_it_is() {
+async fn requests_waiting_in_a_pool_that_goes_down_are_served_by_the_next_one_even_if_full() {
     for promise in [10.0, 0.2] {
         let yaml = seats(1).promise(&[("ttft_seconds", promise)]).with("health: {every: 1s, timeout: 500ms}");
         let house = House::new(&yaml.pool("b", &["e2"]).with("max_concurrency_per_engine: 1"));
@@ -1181,7 +1181,7 @@ async fn who_waits_in_a_pool_that_goes_down_is_served_by_the_next_one_however_fu
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_called_into_a_pool_that_has_just_gone_waits_in_the_next_one() {
+async fn a_request_seated_in_a_pool_that_just_died_waits_in_the_next_one() {
     let yaml = seats(1).with("breaker: {faults: 1, within: 60s, open: 60s}").pool("b", &["e2"]);
     let house = House::new(&yaml.with("max_concurrency_per_engine: 1"));
     let breaks = Script::stream().at(100).say(t("a")).at(1850).reset();
@@ -1202,7 +1202,7 @@ async fn who_is_called_into_a_pool_that_has_just_gone_waits_in_the_next_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_queue_sends_on_to_a_queue_of_which_nothing_is_known() {
+async fn a_full_queue_spills_to_a_queue_without_a_measured_rate() {
     let house =
         House::new(&seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]).with("max_concurrency_per_engine: 1"));
     let _a = house.engine("e1", vec![stream_of(100, 4000)]);
@@ -1218,7 +1218,7 @@ async fn a_full_queue_sends_on_to_a_queue_of_which_nothing_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_no_engine_is_there_nobody_waits_for_nothing() {
+async fn without_an_available_engine_requests_do_not_wait_in_vain() {
     let yaml = seats(1).class("queue: {max_wait: 100s}").with("health: {every: 1s, timeout: 500ms}");
     let house = Arc::new(House::new(&yaml));
     let refused = spawn(&house, Ask::post(CHAT, stream_with_usage()));
@@ -1233,7 +1233,7 @@ async fn where_no_engine_is_there_nobody_waits_for_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_returning_engine_is_noticed_while_all_wait() {
+async fn a_returning_engine_is_noticed_while_all_requests_wait() {
     let yaml = seats(1).engines_of_first(&["e1", "e2"]).with("health: {every: 1s, timeout: 500ms}");
     let house = House::new(&yaml);
     let _one = house.engine("e1", vec![Script::stream().at(100).say(t("a")).silence()]);
@@ -1260,7 +1260,7 @@ async fn a_returning_engine_is_noticed_while_all_wait() {
 // --- reload while requests wait ---
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_that_disappears_serves_those_that_wait_for_it() {
+async fn a_removed_pool_serves_its_waiting_requests() {
     let (house, engine) = House::playing_with(&two_pools(), stream_of(100, 1000));
     let other = house.engine("e2", vec![stream_of(100, 200)]);
     let house = Arc::new(house);
@@ -1281,7 +1281,7 @@ async fn a_pool_that_disappears_serves_those_that_wait_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tenant_that_disappears_is_served_to_the_end_of_what_it_has_begun() {
+async fn a_removed_tenants_running_requests_are_served_to_their_end() {
     let yaml =
         limited("tokens_per_minute: 9000").promise(&[("ttft_seconds", 10.0)]).with("max_concurrency_per_engine: 1");
     let (house, _engine) = House::playing_with(&yaml, stream_of(100, 1000));
@@ -1298,7 +1298,7 @@ async fn a_tenant_that_disappears_is_served_to_the_end_of_what_it_has_begun() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_class_that_disappears_keeps_its_promise_to_those_that_wait() {
+async fn a_removed_class_still_serves_its_waiting_requests() {
     let yaml = seats(1).and_class("  - {slo_class: gone, objectives: {ttft_seconds: {threshold: 20, attainment: 0.9}}, joint_attainment_target: 0.9, window: 28d, queue: {max_wait: 5s}}")
         .top("classify: [{class: gone, when: {header: {x-slo-class: gone}}}]");
     let (house, _engine) = House::playing_with(&yaml, stream_of(100, 3000));
@@ -1315,7 +1315,7 @@ async fn a_class_that_disappears_keeps_its_promise_to_those_that_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limit_on_what_runs_that_goes_away_lets_in_who_waits() {
+async fn removing_the_concurrency_limit_admits_all_waiting_requests() {
     let (house, engine) = House::playing_with(&seats(1), stream_of(100, 3000));
     let house = Arc::new(house);
     let all: Vec<_> = (0..5).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
@@ -1333,7 +1333,7 @@ async fn a_limit_on_what_runs_that_goes_away_lets_in_who_waits() {
 // --- C73 ---
 
 #[tokio::test(start_paused = true)]
-async fn c73_under_overload_a_low_class_starts_within_its_bound_or_is_told() {
+async fn c73_under_overload_a_low_class_starts_within_its_bound_or_is_rejected() {
     let low = "  - {slo_class: low, priority: low, objectives: {e2e_seconds: {threshold: 60, attainment: 0.9}}, joint_attainment_target: 0.9, window: 28d, queue: {max_wait: 8s}}";
     let yaml = Yaml::default()
         .promise(&[("ttft_seconds", 2.0)])
@@ -1358,7 +1358,7 @@ async fn c73_under_overload_a_low_class_starts_within_its_bound_or_is_told() {
     let lines = house.lines(55).await;
     let low: Vec<&Line> = lines.iter().filter(|line| line.text("class") == "low").collect();
     assert_eq!(low.len(), 5);
-    // One in ten, and five more, of 500 ms on two seats; counted from when it stood first.
+    // One in ten, and five more, of 500 ms on two seats; counted from when it was first in line.
     let bound = 250.0 * (10.0 + 5.0) + 250.0;
     let (mut stood_first, mut ran) = (0.0_f64, 0);
     for (line, arrival) in low.iter().zip([1000.0, 3000.0, 5000.0, 7000.0, 9000.0]) {
@@ -1375,7 +1375,7 @@ async fn c73_under_overload_a_low_class_starts_within_its_bound_or_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c73_one_tenants_burst_does_not_hold_all_places_of_a_rank() {
+async fn c73_one_tenants_burst_does_not_hold_all_places_of_a_priority() {
     let yaml = tenants("limits: {requests_per_minute: 1000}")
         .promise(&[("ttft_seconds", 100.0)])
         .with("max_concurrency_per_engine: 1")
@@ -1399,7 +1399,7 @@ async fn c73_one_tenants_burst_does_not_hold_all_places_of_a_rank() {
 
 // --- laws, over random histories ---
 
-/// What an engine does with a request.
+/// Behaviour of an engine.
 fn scripts() -> Vec<Script> {
     let tokens = |count: u64| (1..=count).fold(Script::stream().say(r()), |script, n| script.at(15 * n).say(t("a")));
     vec![
@@ -1421,7 +1421,7 @@ struct Guest {
     comes: u64,
     of_acme: bool,
     cap: Option<u64>,
-    /// Reads to the end, or leaves so long after it asked.
+    /// Reads to the end, or leaves this long after the request.
     patience: Option<u64>,
 }
 
@@ -1457,25 +1457,25 @@ fn was_cut(line: &Line) -> bool {
     line.has_left() || line.verdict().contains("timeout")
 }
 
-/// What a request of `acme` was charged, at least and at most, as its access line tells it.
+/// Least and most charge of a request of `acme`, by its access line.
 fn charged(line: &Line) -> (u64, u64) {
     match line.tokens() {
         (Some(input), output) => (input + output.unwrap_or_default(), input + output.unwrap_or_default()),
-        // It left, or its time was over, while an engine read its prompt: ten tokens, or eleven where what was learned
-        // of bytes per token lies a hair below the truth.
+        // It left, or timed out, during prefill: ten tokens, or eleven if the learned bytes per token are
+        // slightly below the truth.
         _ if was_cut(line) && line.number("attempts") > Some(0.0) => (10, 11),
         _ => (0, 0),
     }
 }
 
-/// What `acme` may use at all: nothing to speak of flows back meanwhile.
+/// Bucket of `acme`; hardly anything flows back during the test.
 const MOST: u64 = 9000;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whoever comes and however they end, with seats and pools that come and go: no seat, place or reservation is left, each request
-    /// ends once, and what is gone from the balance is what the access lines tell.
+    /// For any requests and any ends, with changing seats and pools: no seat, place or reservation is left,
+    /// each request ends once, and the balance agrees with the access lines.
     #[test]
     fn nothing_leaks_and_every_token_is_accounted_for(
         guests in prop::collection::vec(any_guest(), 1..40),

@@ -1,4 +1,4 @@
-//! What affinity is worth, on simulated engines with a prefix cache, in virtual time.
+//! Effect of affinity on simulated engines with a prefix cache, in virtual time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use rand_distr::{Distribution, Exp};
 /// Tokens per block of the engines' caches.
 const BLOCK: u64 = 16;
 
-/// What came of a run.
+/// Results of a run.
 struct Seen {
     /// Share of prompt tokens that were in the cache.
     hits: f64,
@@ -34,7 +34,7 @@ struct Running {
     has_token: bool,
 }
 
-/// Room of a cache for about twenty prompts of 2,000 tokens, those that run included.
+/// Size of a cache for about twenty prompts of 2,000 tokens, running ones included.
 const SMALL: u64 = 40_000;
 
 /// Runs 60 s of requests at `rate` per second over four engines; `next` makes their jobs and keys.
@@ -131,7 +131,7 @@ fn the_turns_of_a_session_meet_the_cache_that_knows_them() {
 }
 
 #[test]
-fn a_prompt_that_everybody_sends_does_not_overload_its_engine() {
+fn a_prompt_common_to_all_tenants_does_not_overload_its_engine() {
     let next = |chance: &mut StdRng| (prompt(1, 1_600, 160, chance), 7);
     let seen = run(Balance::PrefixAffinity, SMALL, 60.0, next);
     assert!(seen.peak <= 1.6, "{}", seen.peak);

@@ -21,7 +21,7 @@ use rand_distr::{Distribution, Exp, LogNormal};
 const TTFT: Duration = Duration::from_millis(1_500);
 const TPOT: Duration = Duration::from_millis(35);
 
-/// What each answer is promised.
+/// Targets of each response.
 const STREAMS: SloTargets = SloTargets { ttft: Some(TTFT), tpot: Some(TPOT), e2e: None };
 const TO_THE_END: SloTargets = SloTargets { ttft: None, tpot: None, e2e: Some(Duration::from_secs(15)) };
 
@@ -47,7 +47,7 @@ struct World {
     chance: StdRng,
     /// Answers that ended.
     ended: usize,
-    /// When each good answer ended, and where.
+    /// End and engine of each good response.
     good: Vec<(Tick, usize)>,
     /// The seats of every engine, each second.
     seats: Vec<Vec<u32>>,
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// Runs from one second to another, with so many requests per second.
+    /// Runs from one second to another at this request rate.
     fn run(&mut self, from: u64, until: u64, rate: f64) {
         let (mut at, end) = (seconds(from), seconds(until));
         let gap = Exp::new(rate).unwrap();
@@ -132,7 +132,7 @@ impl World {
         Job { prompt, output, ..Job::default() }
     }
 
-    /// Seats and the pace follow what was learned.
+    /// Updates seats and pace from the learned values.
     fn apply_settings(&mut self, at: Tick) {
         let pace = self.fleet.update_pace(&self.pool.id, at);
         let decisions = self.queue.set_pace(pace, at);
@@ -141,7 +141,7 @@ impl World {
         self.dispatch(&decisions, at);
     }
 
-    /// In the order of coming: nobody is too late for anything before it is dispatched.
+    /// In order of arrival: no request is late before it is dispatched.
     fn arrive(&mut self, at: Tick) {
         let job = self.job();
         let ask = QueueRequest {
@@ -208,7 +208,7 @@ impl World {
         self.seats.push(engines.iter().map(|engine| engine.seats.unwrap_or(0)).collect());
     }
 
-    /// Good answers per second in some seconds.
+    /// Good responses per second in this period.
     fn goodput(&self, from: u64, until: u64) -> f64 {
         let inside = |at: Tick| at >= seconds(from) && at < seconds(until);
         self.good.iter().filter(|(at, _)| inside(*at)).count() as f64 / (until - from) as f64
@@ -220,7 +220,7 @@ impl World {
         self.good.iter().filter(|(at, of)| inside(*at) && *of == engine).count() as f64 / (until - from) as f64
     }
 
-    /// The share of answers that were good.
+    /// Share of good responses.
     fn kept(&self) -> f64 {
         self.good.len() as f64 / self.ended as f64
     }
@@ -260,7 +260,7 @@ fn swing(seats: &[u32]) -> f64 {
 }
 
 #[test]
-fn what_is_found_is_within_a_tenth_of_the_best_fixed_figure_and_comes_to_rest() {
+fn auto_settles_within_a_tenth_of_the_best_fixed_limit() {
     for (speed, (seats, best)) in [1.0, 0.6].into_iter().zip(*BEST) {
         let mut world = World::new(1, Concurrency::Auto, 3);
         world.engines[0].set_speed(speed);
@@ -284,7 +284,7 @@ fn a_step_in_load_is_followed() {
     world.run(100, 300, 20.0);
     let found = world.goodput(200, 300);
     assert!(found >= 0.9 * best, "{found} a second; {best} with {seats} seats");
-    // And down again: nobody is turned away from what was found.
+    // And down again, without rejecting requests at the limit found.
     let before = world.seats.last().unwrap()[0];
     let waiting: Vec<_> = world.waiting.drain().map(|(ticket, _)| ticket).collect();
     waiting.into_iter().for_each(|ticket| _ = world.queue.withdraw(ticket, seconds(300)));
@@ -293,7 +293,7 @@ fn a_step_in_load_is_followed() {
 }
 
 #[test]
-fn each_engine_finds_its_own() {
+fn each_engine_gets_its_own_limit() {
     let [(quick_seats, quick), (slow_seats, slow)] = *BEST;
     let mut world = World::new(2, Concurrency::Auto, 5);
     world.engines[1].set_speed(0.6);
@@ -325,7 +325,7 @@ fn an_engine_that_becomes_slow_loses_seats_at_once_and_has_them_again_when_it_re
 }
 
 #[test]
-fn an_engine_that_returns_starts_slowly_and_does_soon_what_it_did() {
+fn a_returning_engine_starts_slowly_and_soon_regains_its_seats() {
     let mut world = World::new(2, Concurrency::Auto, 7);
     world.run(0, 200, 40.0);
     let before = world.goodput_of(0, 100, 200);
@@ -345,7 +345,7 @@ fn an_engine_that_returns_starts_slowly_and_does_soon_what_it_did() {
     assert!(found >= 0.9 * before, "{found} a second, {before} before it left");
 }
 
-/// The goodput of the best of some figures that do not change, where answers are to end in time.
+/// The best goodput of several fixed limits for a class with E2E.
 static BEST_TO_THE_END: LazyLock<f64> = LazyLock::new(|| {
     let one = |seats: u32| {
         let mut world = World::promised(TO_THE_END, 1, fixed(seats), 3);
@@ -369,11 +369,11 @@ fn a_class_that_promises_only_time_to_the_end_is_kept(streams: bool) {
 }
 
 #[test]
-fn a_class_that_promises_only_time_to_the_end_is_kept_in_streams() {
+fn a_class_with_e2e_only_is_met_with_streams() {
     a_class_that_promises_only_time_to_the_end_is_kept(true);
 }
 
 #[test]
-fn a_class_that_promises_only_time_to_the_end_is_kept_in_whole_answers() {
+fn a_class_with_e2e_only_is_met_without_streaming() {
     a_class_that_promises_only_time_to_the_end_is_kept(false);
 }

@@ -1,5 +1,4 @@
-//! What a request costs its tenant, however it ends (`docs/semantics.md` 8; C80 and C97 of
-//! `docs/cases.md`).
+//! Charges of a tenant for every end of a request (`docs/semantics.md` 8; C80 and C97 of `docs/cases.md`).
 
 use std::sync::Arc;
 
@@ -44,7 +43,7 @@ async fn teach(house: &Arc<House>) {
     }
 }
 
-/// An engine `e1` that teaches its speed to who asks for a lesson, and plays this otherwise.
+/// An engine `e1` that teaches its speed by lessons, and otherwise plays this script.
 fn engine(house: &House, script: impl Fn(&Value) -> Script + Send + Sync + 'static) -> ScriptedEngine {
     let engine = ScriptedEngine::new(house.clock, move |request| match request.header("x-ending") {
         Some("lesson") => tokens(20).say(f("length")).say(u(10, 20)).say(d()).end(),
@@ -126,7 +125,7 @@ async fn c80_lists_of_models_are_requests_and_cost_no_tokens() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_may_go_beyond_its_limit_gets_its_list_of_models_too() {
+async fn a_demoted_tenant_gets_its_list_of_models_too() {
     let yaml = crate::admission::tenants("limits: {requests_per_minute: 1}, when_over_limit: demote");
     let (house, _engine) = House::playing_with(&yaml, Script::json(200, "{}"));
     for _ in 0..3 {
@@ -139,7 +138,7 @@ async fn who_may_go_beyond_its_limit_gets_its_list_of_models_too() {
 // --- C97: requests ---
 
 #[tokio::test(start_paused = true)]
-async fn c97_what_an_engine_refuses_for_the_client_counts_as_a_request() {
+async fn c97_a_request_that_an_engine_rejects_as_invalid_counts() {
     let yaml = limited("tokens_per_minute: 600, requests_per_minute: 30");
     let (house, engine) = House::playing_with(&yaml, Script::json(400, "{}"));
     let mut statuses = Vec::new();
@@ -154,7 +153,7 @@ async fn c97_what_an_engine_refuses_for_the_client_counts_as_a_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c97_a_request_is_given_back_only_where_the_service_failed_it() {
+async fn c97_a_request_is_refunded_only_if_the_service_failed_it() {
     let refused = |code: u16| (format!("{code}"), Script::json(code, "{}"));
     let in_band = |code: u16| {
         let says = error("own words", code);
@@ -182,7 +181,7 @@ async fn c97_a_request_is_given_back_only_where_the_service_failed_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_model_that_nobody_serves_is_the_clients_request() {
+async fn a_model_that_no_engine_serves_counts_as_the_clients_request() {
     let (house, _engine) = House::playing_with(&limited(LIMITS), Script::json(404, "{}"));
     let mut body = capped(100, true);
     body["model"] = json!("anybody/else");
@@ -192,7 +191,7 @@ async fn a_model_that_nobody_serves_is_the_clients_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_engine_says_behind_a_head_of_ours_counts_by_the_same_rule() {
+async fn a_status_after_an_early_head_is_charged_by_the_same_rule() {
     let yaml = limited(LIMITS).class("hold_head: 200ms").class("keepalive_seconds: 1");
     let late = |code| Script::new().at(300).reply(code, &[("content-type", "application/json")], "{}");
     for (script, counts) in [(late(400), 1), (late(500), 0), (Script::new().at(300).reset(), 0)] {
@@ -206,7 +205,7 @@ async fn what_an_engine_says_behind_a_head_of_ours_counts_by_the_same_rule() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_behind_its_head_while_a_connection_is_made_pays_nothing() {
+async fn a_client_that_leaves_after_an_early_head_during_connecting_pays_nothing() {
     let yaml = limited(LIMITS).class("hold_head: 200ms").class("keepalive_seconds: 1").with("connect_timeout: 60s");
     let house = House::new(&yaml);
     house.network.silence("e1");
@@ -236,7 +235,7 @@ async fn c97_time_limits_charge_the_prompt_and_what_was_seen() {
         let line = lines.iter().find(|line| line.text("tenant") == "acme").expect("its line");
         assert_eq!(line.verdict(), verdict);
         let (tokens, requests) = spent(&house);
-        // What was learned of bytes per token may lie a hair below the truth.
+        // The learned bytes per token may be slightly below the truth.
         assert!((10 + output..=11 + output).contains(&tokens) && requests == 1, "{verdict}: {tokens}");
         ended(house).await;
     }
@@ -244,7 +243,7 @@ async fn c97_time_limits_charge_the_prompt_and_what_was_seen() {
 
 /// Six requests of 1,500 tokens each into a limit of 2 s.
 #[tokio::test(start_paused = true)]
-async fn c97_answers_that_nobody_sees_are_charged_what_their_engine_should_have_generated() {
+async fn c97_unobservable_responses_are_charged_the_estimated_output() {
     let house = taught("total: 2s", Script::new().silence()).await;
     let asks = (0..6).map(|_| async { status(&house, by("sk-acme", capped(500, false))).await });
     assert_eq!(join_all(asks).await, [504; 6]);
@@ -256,7 +255,7 @@ async fn c97_answers_that_nobody_sees_are_charged_what_their_engine_should_have_
 }
 
 #[tokio::test(start_paused = true)]
-async fn c97_who_leaves_an_answer_without_a_stream_pays_for_what_was_generated_by_then() {
+async fn c97_a_client_that_leaves_a_non_streaming_response_pays_for_the_output_by_then() {
     let body_breaks = |script: Script| script.open_with(200, &[("content-type", "application/json")]);
     for (script, patience, cap, least, most) in [
         (Script::new().silence(), 1100, 500, 56, 66),
@@ -320,7 +319,7 @@ async fn the_conversations_of_a_batch_are_generated_side_by_side() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_generates_nothing_costs_its_prompt_where_its_client_leaves() {
+async fn a_client_that_leaves_a_path_without_output_pays_for_the_prompt() {
     let (house, _engine) = House::playing_with(&limited(LIMITS), Script::new().silence());
     let ask = Ask::post("/v1/embeddings", json!({"model": "m1", "input": "x".repeat(38)}));
     tokio::select! {
@@ -344,7 +343,7 @@ async fn until_its_finish(reply: &mut Reply) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c97_a_stream_left_at_its_finish_is_charged_what_its_engine_says() {
+async fn c97_a_stream_left_at_its_finish_is_charged_its_usage() {
     let usage_at = |millis| tokens(5).say(f("stop")).at(millis).say(u(10, 40)).say(d()).end();
     for (script, output, ends) in [
         (usage_at(180), 40, 180),
@@ -374,7 +373,7 @@ async fn c97_a_stream_left_at_its_finish_is_charged_what_its_engine_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_goes_on_behind_its_finish_is_left_like_any_other() {
+async fn a_stream_that_continues_after_its_finish_is_left_like_any_other() {
     let script = tokens(5).say(f("stop")).at(400).say(t("more")).at(500).say(t("more")).silence();
     let (house, engine) = House::playing_with(&limited(LIMITS), script);
     let mut reply = house.send(by("sk-acme", capped(1000, true))).await;
@@ -387,7 +386,7 @@ async fn a_stream_that_goes_on_behind_its_finish_is_left_like_any_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_cut_for_not_reading_at_the_finish_pays_what_the_engine_says() {
+async fn a_client_cut_for_not_reading_at_the_finish_pays_the_usage() {
     let script = tokens(5).say(f("stop")).at(700).say(u(10, 40)).say(d()).end();
     let (house, _engine) = House::playing_with(&limited(LIMITS), script);
     let client = ClientState::default();
@@ -401,7 +400,7 @@ async fn who_is_cut_for_not_reading_at_the_finish_pays_what_the_engine_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_in_a_coding_costs_what_its_engine_should_have_generated() {
+async fn a_compressed_response_is_charged_the_estimated_output() {
     let head = [("content-type", "application/json"), ("content-encoding", "gzip")];
     let house = taught("total: 60s", Script::new().at(1100).reply(200, &head, "not to be read")).await;
     assert_eq!(status(&house, by("sk-acme", capped(500, false))).await, 200);
@@ -412,7 +411,7 @@ async fn an_answer_in_a_coding_costs_what_its_engine_should_have_generated() {
 
 // --- the law ---
 
-/// How an engine ends, behind so many tokens where it streams.
+/// How an engine ends, after this many tokens if it streams.
 #[derive(Clone, Copy, Debug)]
 enum End {
     /// As it should, with its usage or without.
@@ -435,7 +434,7 @@ struct Guest {
     cap: u64,
     tokens: u64,
     end: End,
-    /// Reads to the end, or leaves so long after it asked.
+    /// Reads to the end, or leaves this long after the request.
     patience: Option<u64>,
 }
 
@@ -459,7 +458,7 @@ fn any_guest() -> impl Strategy<Value = Guest> {
     ];
     (0..4000_u64, any::<bool>(), 1..60_u64, 0..60_u64, any_end(), patience).prop_map(
         |(comes, streams, cap, tokens, end, patience)| {
-            // What nobody sees goes on to its cap.
+            // An unobserved response continues to its cap.
             let is_hidden = !streams && matches!(end, End::Silence);
             let tokens = if is_hidden { cap } else { tokens.min(cap) };
             Guest { comes, streams, cap, tokens, end, patience }
@@ -518,7 +517,7 @@ impl Guest {
             _ if (line.has_left() || verdict.contains("timeout")) && self.streams => {
                 (1, by(worked.saturating_sub(1), self.tokens), by(worked, self.tokens))
             }
-            // What was generated by then, within a fifth.
+            // The output generated by then, within a fifth.
             _ if line.has_left() || verdict.contains("timeout") => {
                 (1, by(worked * 4 / 5, self.cap), (by(in_all * 6 / 5, self.cap) + 1).min(self.cap))
             }
@@ -541,7 +540,7 @@ proptest! {
     /// However requests end, nothing stays reserved, and the charge is what their engine did, within
     /// the bounds of `docs/admission.md`.
     #[test]
-    fn whatever_ends_a_request_its_charge_is_the_work_that_was_done(
+    fn every_end_of_a_request_charges_the_work_done(
         guests in prop::collection::vec(any_guest(), 1..24),
         reloads in prop::collection::vec((0..2000_u64, 5000..9000_u64, any::<bool>()), 0..3),
     ) {
@@ -604,9 +603,9 @@ proptest! {
     }
 }
 
-/// A form whose sound nobody here can count costs what such forms have cost, where no usage is told.
+/// A form of uncountable audio costs the learned cost of such forms, if no usage is reported.
 #[tokio::test(start_paused = true)]
-async fn c97_a_form_that_is_left_early_pays_for_its_sound_as_others_did() {
+async fn c97_a_form_left_early_pays_the_learned_cost_of_its_audio() {
     let form = |sound: usize| {
         let part = |name: &str, value: &str| {
             format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")

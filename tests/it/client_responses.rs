@@ -1,5 +1,5 @@
-//! What clients see of the gateway itself: its errors in every dialect, its own paths, its
-//! header fields; and how requests are sorted.
+//! Responses of the gateway itself: errors in every dialect, its own paths, its header fields; and
+//! classification.
 
 use crate::support::scripted_engine::{Script, ScriptedEngine, event, fixtures::*};
 use goodput::types::ClientState;
@@ -132,7 +132,7 @@ async fn errors_in_band_have_the_shape_of_their_dialect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_or_method_that_is_none_of_ours() {
+async fn unknown_paths_and_methods_are_rejected() {
     let house = House::new(&Yaml::default());
     let cases = [
         (Method::POST, "/v1/realtime", 404, "unknown_path", None),
@@ -161,7 +161,7 @@ async fn a_path_or_method_that_is_none_of_ours() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_served_is_refused_before_any_engine_is_asked() {
+async fn unsupported_requests_are_rejected_before_any_engine_is_tried() {
     let yaml = Yaml::default().routes("  - {model: [m1, \"llama-*\"], pools: [a]}");
     let cases = [
         (
@@ -190,7 +190,7 @@ async fn what_is_not_served_is_refused_before_any_engine_is_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_model_a_request_goes_to_the_route_for_any() {
+async fn a_request_without_a_model_uses_the_route_for_any_model() {
     let (house, engine) = House::playing(whole_answer());
     assert_eq!(house.chat(json!({"messages": []})).await.whole().await.status, 200);
     assert_eq!(engine.log().requests().len(), 1);
@@ -201,7 +201,7 @@ async fn without_a_model_a_request_goes_to_the_route_for_any() {
 // --- keys, tenants, classes ---
 
 #[tokio::test(start_paused = true)]
-async fn keys_are_needed_where_tenants_are_named() {
+async fn keys_are_required_if_tenants_are_configured() {
     let (house, engine) = House::playing_with(&tenants(), whole_answer());
     let cases: [(Fields, u16, &str); 6] = [
         (&[], 401, "missing_key"),
@@ -268,7 +268,7 @@ async fn the_models_are_those_that_the_tenant_may_use() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn models_behind_a_pattern_are_those_that_engines_name() {
+async fn models_of_a_pattern_come_from_the_engines_lists() {
     let house = House::new(&Yaml::default().routes("  - {model: [\"llama-*\"], pools: [a]}"));
     let pool = goodput::types::PoolId::from("a");
     let (engine, _) = house.gateway.fleet.engines(&pool).remove(0);
@@ -281,9 +281,9 @@ async fn models_behind_a_pattern_are_those_that_engines_name() {
     house.end().await;
 }
 
-/// What engines say of a model reaches clients, an alias's too; of lengths the shortest.
+/// The engines' metadata of a model reach clients, also under an alias; the shortest length applies.
 #[tokio::test(start_paused = true)]
-async fn the_list_of_models_keeps_what_engines_say_of_them() {
+async fn the_list_of_models_keeps_the_engines_metadata() {
     let yaml = Yaml::default()
         .pool("a", &["e1", "e2"])
         .routes("  - {model: [\"llama-*\", m1], pools: [a]}")
@@ -321,7 +321,7 @@ async fn the_list_of_models_keeps_what_engines_say_of_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn further_paths_of_engines_are_relayed_unjudged_and_those_that_steer_them_never() {
+async fn listed_engine_paths_are_relayed_unjudged_and_control_paths_never() {
     let yaml = Yaml::default().routes("  - {model: [m1], pools: [a]}").top("engine_paths: [/version, /load]");
     let script = Script::json(200, r#"{"ok":true,"usage":{"prompt_tokens":3,"completion_tokens":4}}"#);
     let (house, engine) = House::playing_with(&yaml, script);
@@ -361,7 +361,7 @@ async fn further_paths_of_engines_are_relayed_unjudged_and_those_that_steer_them
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_of_the_messages_dialect_tell_the_id_as_its_clients_look_for_it() {
+async fn responses_of_the_messages_dialect_have_the_header_request_id() {
     let (house, _engine) = House::playing(Script::json(200, r#"{"type":"message","content":[]}"#));
     for (path, has_it) in
         [("/v1/messages", true), ("/v1/messages/count_tokens", true), ("/v1/messages/x", true), (CHAT, false)]
@@ -394,7 +394,7 @@ async fn c93_a_401_says_how_to_authenticate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_model_is_found_by_its_name_as_clients_write_it_in_a_path() {
+async fn a_model_is_found_by_its_percent_encoded_name() {
     let house = House::new(&Yaml::default().routes("  - {model: [org/name, \"\u{fc} x\", \"a%2Fb\"], pools: [a]}"));
     for (path, id) in [
         ("org/name", Some("org/name")),
@@ -416,7 +416,7 @@ async fn a_model_is_found_by_its_name_as_clients_write_it_in_a_path() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn health_needs_no_key_and_no_engine() {
+async fn health_requires_neither_key_nor_engine() {
     let house = House::new(&tenants());
     for path in ["/health", "/health/"] {
         let answer = house.get(path).await.whole().await;
@@ -429,7 +429,7 @@ async fn health_needs_no_key_and_no_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_rule_that_fits_gives_the_class() {
+async fn the_first_matching_rule_gives_the_class() {
     let classes = "  - {slo_class: batch, objectives: {e2e_seconds: {threshold: 60, attainment: 0.9}}, joint_attainment_target: 0.9, window: 28d}\n  - {slo_class: tools, objectives: {e2e_seconds: {threshold: 20, attainment: 0.9}}, joint_attainment_target: 0.9, window: 28d}";
     let yaml = Yaml::default().and_class(classes).top(
         "classify:\n  - {class: tools, when: {has_tools: true, stream: false}}\n  - {class: batch, when: {header: {x-slo-class: batch}}}\n  - {class: batch, when: {max_tokens: {at_least: 1000}}}",
@@ -459,7 +459,7 @@ async fn prompts_are_sorted_by_length_and_models_by_the_settings_names() {
     let yaml = Yaml::default()
         .top("length_buckets: {short: 10, medium: 100}\nmodels: {aliases: {nick: m2}}")
         .routes("  - {model: [m1, \"llama-*\", \"*\"], pools: [a]}");
-    // An answer without usage: nothing is learned of bytes per token.
+    // A response without usage, from which no bytes per token are learned.
     let answer = r#"{"choices":[{"index":0,"message":{"content":"x"},"finish_reason":"stop"}]}"#;
     let (house, _engine) = House::playing_with(&yaml, Script::json(200, answer));
     let ask = |model: &str, bytes: usize| json!({"model": model, "messages": [{"role": "user", "content": "x".repeat(bytes)}]});
@@ -480,10 +480,10 @@ async fn prompts_are_sorted_by_length_and_models_by_the_settings_names() {
     house.end().await;
 }
 
-// --- header fields of answers ---
+// --- header fields of responses ---
 
 #[tokio::test(start_paused = true)]
-async fn answers_carry_ids_class_pool_and_times() {
+async fn responses_have_headers_for_id_class_pool_and_timing() {
     let script = Script::new().at(250).reply(200, &[("content-type", "application/json")], whole("x", 1, 1));
     let (house, engine) = House::playing(script);
     let answer = house.send(Ask::post(CHAT, unary()).header("x-request-id", "mine-1")).await.whole().await;
@@ -511,10 +511,10 @@ async fn answers_carry_ids_class_pool_and_times() {
     house.end().await;
 }
 
-/// An engine whose address leads back here sends what it got while its request still runs. Whoever
-/// reads that id from an answer and sends it with something else has proved nothing.
+/// An engine whose address leads back here sends its request while that still runs. A client that copies the
+/// id from a response to another request has proved nothing.
 #[tokio::test(start_paused = true)]
-async fn c95_a_loop_is_the_clients_own_and_an_id_proves_only_its_own_request() {
+async fn c95_a_loop_is_an_invalid_request_and_an_id_proves_only_its_own_request() {
     let key = blake3::hash(b"sk-t").to_hex();
     let yaml = Yaml::default().routes("  - {model: [m1], pools: [a]}").top(&format!(
         "tenants: [{{tenant: t, keys: [{{label: a, blake3: \"{key}\"}}], limits: {{requests_per_minute: 4}}}}]"
@@ -545,9 +545,9 @@ async fn c95_a_loop_is_the_clients_own_and_an_id_proves_only_its_own_request() {
     house.end().await;
 }
 
-/// The mark of a request that runs, on whatever comes back with it.
+/// The loop tag of a running request, on any request.
 #[tokio::test(start_paused = true)]
-async fn c95_a_mark_on_another_request_is_the_clients_own_doing_wherever_it_is_sent() {
+async fn c95_a_copied_loop_tag_is_an_invalid_request_on_every_path() {
     let words = json!({"model": "m1", "input": "hi", "messages": [], "prompt": "hi", "max_tokens": 9, "query": "q", "documents": ["d"]});
     let mut streamed = words.clone();
     streamed["stream"] = json!(true);
@@ -591,7 +591,7 @@ async fn c95_a_mark_on_another_request_is_the_clients_own_doing_wherever_it_is_s
             ))
             .await;
         client.read_until("loop_detected").await;
-        // Bodies that are refused anyhow, and paths that nobody relays, tell nothing of it.
+        // Rejected bodies and unknown paths do not reveal it.
         for (ask, status) in
             [(Ask::raw(CHAT, "{"), 400), (Ask::post(CHAT, json!({})), 502), (Ask::of(Method::GET, "/v1/models"), 200)]
         {
@@ -614,7 +614,7 @@ async fn c95_a_mark_on_another_request_is_the_clients_own_doing_wherever_it_is_s
 
 /// An engine's fields of these names stay here, in every version of HTTP; its times pass.
 #[tokio::test(start_paused = true)]
-async fn what_only_the_gateway_says_in_a_head_never_comes_from_an_engine() {
+async fn headers_of_the_gateway_never_come_from_an_engine() {
     let of_engine = [
         ("content-type", "application/json"),
         ("x-request-id", "theirs"),
@@ -661,7 +661,7 @@ async fn what_only_the_gateway_says_in_a_head_never_comes_from_an_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusals_behind_the_class_name_it() {
+async fn rejections_after_classification_name_the_class() {
     let house = House::new(&Yaml::default());
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-slo-class")), (502, Some("chat")));
@@ -686,7 +686,7 @@ async fn pools_put_their_own_headers_and_key_in_place() {
 // --- paths that generate nothing ---
 
 #[tokio::test(start_paused = true)]
-async fn other_paths_are_relayed_and_judged_only_where_the_settings_say_so() {
+async fn other_paths_are_relayed_and_judged_only_if_configured() {
     let answer = r#"{"object":"list","data":[]}"#;
     for (judged, verdict) in [("[]", "excluded(unjudged)"), ("[/v1/embeddings]", "met")] {
         let yaml = Yaml::default().top(&format!("inspect: {{judged_paths: {judged}}}"));
@@ -755,7 +755,7 @@ async fn c70_while_draining_new_requests_are_refused_and_open_ones_run_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c70_what_is_not_judged_is_no_miss_while_draining() {
+async fn c70_unjudged_requests_are_no_misses_while_draining() {
     for (judged, verdict) in [("[]", "excluded(unjudged)"), ("[/v1/embeddings]", "missed(shed)")] {
         let yaml = Yaml::default().top(&format!("inspect: {{judged_paths: {judged}}}"));
         let house = House::new(&yaml);
@@ -769,7 +769,7 @@ async fn c70_what_is_not_judged_is_no_miss_while_draining() {
     }
 }
 
-/// Runs `ask` until 200 ms, then the drain limit passes; `accept` polls right after it says so.
+/// Runs `ask` until 200 ms, then the drain limit passes; `accept` polls right after that.
 async fn drained_at_200(house: &House, ask: Value) -> Whole {
     let client = ClientState::default();
     let exchange = async {
@@ -824,7 +824,7 @@ async fn c70_the_drain_limit_cuts_a_whole_answer_that_has_begun() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c70_over_a_connection_a_departure_lets_streams_run_and_tells_the_rest() {
+async fn c70_over_a_connection_a_shutdown_keeps_streams_and_rejects_the_rest() {
     let script = Script::stream().say_all([(100, t("a")), (3000, t("b"))]).say(f("stop")).say(d()).end();
     for (drain, ends, last) in [(10_000, 3000, "[DONE]"), (1000, 1000, "drain_cut")] {
         let (house, _engine) = House::playing_with(&Yaml::default().promise(&[("ttft_seconds", 0.5)]), script.clone());
@@ -870,7 +870,7 @@ async fn a_stream_keeps_the_settings_it_arrived_under() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_left_finishes_what_it_has() {
+async fn a_removed_engine_finishes_its_requests() {
     let script = Script::stream().say_all([(100, t("a")), (130, t("b"))]).say(f("stop")).say(d()).end();
     let (house, engine) = House::playing(script);
     let open = house.chat(stream()).await;

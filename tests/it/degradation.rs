@@ -54,7 +54,7 @@ fn asked(engine: &ScriptedEngine) -> Vec<Value> {
     engine.log().requests().iter().map(|request| request.json()).collect()
 }
 
-/// One token at 100 ms, and the end after so long.
+/// One token at 100 ms, and the end after this time.
 fn long(millis: u64) -> Script {
     Script::stream().at(100).say(r()).say(t("a")).at(millis).say(f("stop")).say(d()).end()
 }
@@ -62,7 +62,7 @@ fn long(millis: u64) -> Script {
 // --- when ---
 
 #[tokio::test(start_paused = true)]
-async fn a_level_is_entered_by_what_waits_and_left_when_nothing_comes_any_more() {
+async fn a_level_is_entered_by_the_queue_and_left_when_requests_cease() {
     let levels = format!("{{action: shed_lower, {DEEP}}}, {{action: reasoning_off, {DEEP}, hold: 5s}}");
     let house = House::new(&yaml(&levels).class("timeouts: {idle: 100s}").routes(ONE));
     house.engine("e1", vec![long(12_000)]);
@@ -93,7 +93,7 @@ async fn a_level_is_entered_by_what_waits_and_left_when_nothing_comes_any_more()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_level_is_entered_by_the_burn_rate_of_what_was_served() {
+async fn a_level_is_entered_by_the_burn_rate_of_served_requests() {
     let house = House::new(&yaml("{action: {cap_output: 9}, enter_when: {burn_rate_above: 2}}"));
     house.engine("e1", vec![status(500)]);
     house.engine("e2", vec![status(500)]);
@@ -110,7 +110,7 @@ async fn a_level_is_entered_by_the_burn_rate_of_what_was_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_shed_burns_nothing() {
+async fn shed_requests_do_not_raise_the_burn_rate() {
     let levels = "{action: {cap_output: 9}, enter_when: {burn_rate_above: 2}}";
     let house = House::new(&with_queue(levels, "queue: {max_waiting: 0}").routes(ONE));
     house.engine("e1", vec![long(60_000)]);
@@ -130,7 +130,7 @@ async fn what_was_shed_burns_nothing() {
 // --- by hand ---
 
 #[tokio::test(start_paused = true)]
-async fn a_level_set_by_hand_stands_over_reloads_until_it_is_handed_back() {
+async fn a_manual_level_survives_reloads_until_it_is_returned() {
     let two = format!("{{action: defer, {DEEP}}}, {{action: spill, {DEEP}}}");
     let house = House::new(&yaml(&two));
     let gateway = &house.gateway;
@@ -156,7 +156,7 @@ async fn a_level_set_by_hand_stands_over_reloads_until_it_is_handed_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_level_set_by_hand_for_a_while_is_handed_back_by_itself() {
+async fn a_manual_level_with_a_time_limit_returns_by_itself() {
     let house = House::new(&yaml(&format!("{{action: defer, {DEEP}}}")));
     let left = || house.page().sum("goodput_degrade_forced_seconds_left", &[("class", "chat")]);
     let view = house.gateway.force_level("chat", Some(1), Some(ms(60_000))).unwrap();
@@ -179,7 +179,7 @@ async fn a_level_set_by_hand_for_a_while_is_handed_back_by_itself() {
 // --- what each does ---
 
 #[tokio::test(start_paused = true)]
-async fn shed_lower_keeps_pools_free_of_lower_ranks() {
+async fn shed_lower_reserves_pools_from_lower_priorities() {
     let levels = format!("{{action: shed_lower, {DEEP}}}");
     let (house, engines) = forced(&levels, 1, &good());
     let refused = house.chat(bulk()).await.whole().await;
@@ -202,7 +202,7 @@ async fn shed_lower_keeps_pools_free_of_lower_ranks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_shed_from_one_pool_may_have_another() {
+async fn a_request_shed_from_one_pool_may_use_another() {
     let levels = format!("{{action: shed_lower, {DEEP}}}");
     let routes = "  - {model: \"*\", class: chat, pools: a}\n  - {model: \"*\", class: bulk, pools: [a, b]}";
     let house = House::new(&yaml(&levels).routes(routes));
@@ -232,7 +232,7 @@ async fn a_retry_after_is_the_first_moment_at_which_the_level_may_be_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cap_is_lowered_and_what_it_cuts_is_counted() {
+async fn a_cap_is_lowered_and_capped_responses_are_counted() {
     let levels = format!("{{action: {{cap_output: 300}}, {DEEP}}}, {{action: {{cap_output: 50}}, {DEEP}}}");
     let cut = Script::stream().at(10).say(r()).say(t("a")).say(f("length")).say(d()).end();
     let (house, engines) = forced(&levels, 2, &cut);
@@ -267,7 +267,7 @@ fn wants_room(house: &House) -> ScriptedEngine {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lowered_cap_that_an_engine_refuses_is_no_fault_of_the_client() {
+async fn an_engines_rejection_of_a_lowered_cap_is_not_the_clients_fault() {
     let house = House::new(&yaml(&format!("{{action: {{cap_output: 50}}, {DEEP}}}")));
     let engine = wants_room(&house);
     house.network.engine("e1", &engine);
@@ -278,7 +278,7 @@ async fn a_lowered_cap_that_an_engine_refuses_is_no_fault_of_the_client() {
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-degraded")), (200, None));
     let caps: Vec<Value> = asked(&engine).into_iter().map(|body| body["max_tokens"].clone()).collect();
     assert_eq!(caps, [json!(50), json!(400)]);
-    // What is refused without it, too, is the client's doing.
+    // A rejection without the cap too is the client's fault.
     body["bad"] = json!(true);
     assert_eq!(house.chat(body).await.whole().await.status, 400);
     let verdicts: Vec<String> = house.lines(2).await.iter().map(|line| line.verdict()).collect();
@@ -287,7 +287,7 @@ async fn a_lowered_cap_that_an_engine_refuses_is_no_fault_of_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_that_a_level_spills_to_says_nothing_about_the_client() {
+async fn a_rejection_of_the_pool_spilled_to_by_a_level_is_not_the_clients_fault() {
     for code in [400, 404, 413, 422, 501] {
         let house = House::new(&yaml(&format!("{{action: spill, {DEEP}}}")));
         let engines = [house.engine("e1", vec![good(), status(code)]), house.engine("e2", vec![status(code)])];
@@ -297,7 +297,7 @@ async fn a_pool_that_a_level_spills_to_says_nothing_about_the_client() {
         // Its own pool's word counts.
         let answer = house.chat(stream()).await.whole().await;
         assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (code, Some("a")));
-        // 400 and 422 are looked at once more without what was injected.
+        // 400 and 422 are retried once without the injection.
         assert!(asked(&engines[0]).len() == 2 && asked(&engines[1]).len() >= 2, "{code}");
         house.lines(2).await;
         house.end().await;
@@ -321,7 +321,7 @@ async fn a_pool_that_a_level_spills_to_hides_no_overload_of_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_in_which_the_lowered_cap_left_nothing_to_see_is_a_miss() {
+async fn a_response_without_visible_output_after_a_lowered_cap_is_a_miss() {
     let levels = format!("{{action: {{cap_output: 5}}, {DEEP}}}");
     let thoughts = Script::stream().at(10).say(r()).say(g("hm")).say(f("length")).say(d()).end();
     let (house, _engines) = forced(&levels, 1, &thoughts);
@@ -347,7 +347,7 @@ async fn reasoning_is_switched_off_and_the_rest_of_the_body_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_does_not_know_the_switches_is_asked_again_without() {
+async fn an_engine_that_rejects_the_switches_is_retried_without_them() {
     let house = House::new(&yaml(&format!("{{action: reasoning_off, {DEEP}}}")));
     let picky = ScriptedEngine::new(house.clock, |request| match request.json()["chat_template_kwargs"].is_null() {
         true => good(),
@@ -375,9 +375,9 @@ async fn spill_goes_to_the_next_pool_first() {
     house.end().await;
 }
 
-/// A request of the lower rank comes after one of the class: who gets the only seat first?
+/// A request of lower priority arrives after one of the class; the order of the only seat shows the effect.
 #[tokio::test(start_paused = true)]
-async fn defer_waits_behind_everybody_else() {
+async fn defer_waits_behind_all_others() {
     for (by_hand, order) in [(0, ["chat", "bulk"]), (1, ["bulk", "chat"])] {
         let house = House::new(&yaml(&format!("{{action: defer, {DEEP}}}")).routes(ONE));
         house.engine("e1", vec![long(1_000)]);

@@ -15,7 +15,7 @@ async fn whole_of(house: &House, path: &str, body: &Value) -> Whole {
     house.post(path, body.clone()).await.whole().await
 }
 
-/// An engine whose health falls silent while this comes of it.
+/// An engine whose health check falls silent while it sends this response.
 async fn stays_up(what: &str, path: &str, body: Value, script: Script, more: &str) {
     let yaml = Yaml::default().class("timeouts: {total: 100s, idle: 100s}");
     let house = House::new(&if more.is_empty() { yaml } else { yaml.with(more) });
@@ -40,7 +40,7 @@ async fn stays_up(what: &str, path: &str, body: Value, script: Script, more: &st
 }
 
 #[tokio::test(start_paused = true)]
-async fn c81_whatever_comes_of_an_answer_is_a_sign_of_life() {
+async fn c81_any_part_of_a_response_is_a_sign_of_life() {
     let every = |millis: u64| (1..).map(move |n| n * millis).take_while(|moment| *moment <= 20_000);
     for spoken in dialects() {
         let said = |piece: &str, millis| {
@@ -61,7 +61,7 @@ async fn c81_whatever_comes_of_an_answer_is_a_sign_of_life() {
         script.at(at).say(with_usage(&t(""), 9, 1 + n))
     });
     stays_up("rises of usage", CHAT, stream(), rises.say(f("stop")).say(d()).end(), "").await;
-    // What is no stream of tokens: sound as it is made, a transcript, a long answer.
+    // Responses that are not token streams: audio, a transcript, a long response.
     let sound: &[(&str, &str)] = &[("content-type", "audio/mpeg")];
     let speech = every(500).fold(Script::new().open_with(200, sound), |script, at| script.at(at).put("....")).end();
     let spoken = json!({"model": "m1", "input": "hi"});
@@ -103,7 +103,7 @@ async fn c82_a_tool_call_is_written_in_silence_in_every_dialect() {
         assert_eq!(house.page().sum("goodput_stalls_total", &[]), 1.0);
         house.end().await;
     }
-    // An answer without a stream, whose head came early.
+    // A non-streaming response whose head came early.
     let head: &[(&str, &str)] = &[("content-type", "application/json")];
     let late = Script::new().open_with(200, head).at(119_000).put(whole("x", 9, 1)).end();
     let (house, _engine) = House::playing_with(&Yaml::default().promise(&[("e2e_seconds", 300.0)]), late);
@@ -113,13 +113,13 @@ async fn c82_a_tool_call_is_written_in_silence_in_every_dialect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c85_whatever_was_asked_goes_on_to_the_neighbour_of_an_engine_that_goes_away() {
+async fn c85_every_request_moves_to_the_neighbour_of_a_departing_engine() {
     let seats = "max_concurrency_per_engine: 6";
     for (spoken, more) in dialects().into_iter().flat_map(|spoken| [(spoken.clone(), None), (spoken, Some(seats))]) {
         let yaml = two().with("balance: round_robin");
         let house = House::new(&more.map_or(yaml.clone(), |more| yaml.with(more)));
         let faces = [Face::well(&[]), Face::well(&[])];
-        // It has said what is no token.
+        // Its events so far had no token.
         let (held, good) = (spoken.tokens([]).silence(), spoken.closes(spoken.tokens([10])));
         let first = engine(&house, "e1", &faces[0], move |_| held.clone());
         let second = engine(&house, "e2", &faces[1], move |_| good.clone());
@@ -141,9 +141,9 @@ async fn c85_whatever_was_asked_goes_on_to_the_neighbour_of_an_engine_that_goes_
     }
 }
 
-/// Three engines that go away one after the other: each takes over what the one before it had.
+/// Three engines depart one after the other: each takes over the requests of the previous one.
 #[tokio::test(start_paused = true)]
-async fn c85_an_attempt_goes_on_as_often_as_engines_go_away() {
+async fn c85_a_request_moves_on_as_often_as_engines_depart() {
     let yaml = Yaml::default().engines_of_first(&["e1", "e2", "e3"]).promise(&[("ttft_seconds", 20.0)]);
     let house = House::new(&yaml);
     let faces: Vec<Face> = (0..3).map(|_| Face::well(&[])).collect();
@@ -177,7 +177,7 @@ async fn c85_an_attempt_goes_on_as_often_as_engines_go_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c98_the_class_own_limit_is_no_fault_of_an_engine_in_any_dialect() {
+async fn c98_the_total_limit_of_a_class_is_not_an_engines_fault_in_any_dialect() {
     for spoken in dialects() {
         for (apart, class) in [
             (100, "hold_head: 10s"),
@@ -207,7 +207,7 @@ async fn c98_the_class_own_limit_is_no_fault_of_an_engine_in_any_dialect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c112_open_breakers_turn_nobody_away_in_any_dialect_over_any_route() {
+async fn c112_open_breakers_reject_no_request_in_any_dialect_or_route() {
     let plain = json!({"model": "m1", "input": "hi"});
     let others = [(CHAT, unary()), ("/v1/embeddings", plain)];
     let asked = dialects().into_iter().map(|spoken| (spoken.path, spoken.ask)).chain(others);

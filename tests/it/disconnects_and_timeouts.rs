@@ -70,7 +70,7 @@ async fn c47_a_cancel_in_mid_stream_reaches_the_engine_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c47_over_a_connection_too() {
+async fn c47_a_cancel_over_a_connection_reaches_the_engine_at_once() {
     for (path, body, script) in dialects() {
         let (house, engine) = House::playing(script);
         let mut client = house.connect(64 * 1024);
@@ -108,7 +108,7 @@ fn flood() -> Script {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c47_while_the_gateway_is_blocked_writing() {
+async fn c47_a_cancel_reaches_the_engine_while_the_gateway_is_blocked_writing() {
     let (house, engine) = House::playing(flood());
     let mut client = house.connect(4096);
     client.post(CHAT, &stream()).await;
@@ -127,7 +127,7 @@ async fn c48_a_cancel_before_the_first_token_reaches_the_engine() {
         for script in [Script::new().silence(), Script::stream().say(r()).silence()] {
             let (house, engine) = House::playing(script);
             let before = tokio::time::timeout(ms(200), house.chat(body.clone())).await;
-            // A head without tokens goes out at once where no stream was asked for.
+            // The head of an unrequested stream is released at once.
             drop(before);
             house.sleep(ms(200)).await;
             assert!(engine.log().closed(0).await <= at(200));
@@ -139,7 +139,7 @@ async fn c48_a_cancel_before_the_first_token_reaches_the_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c48_over_a_connection_too() {
+async fn c48_a_cancel_over_a_connection_before_the_first_token_reaches_the_engine() {
     let (house, engine) = House::playing(Script::new().silence());
     let mut client = house.connect(4096);
     client.post(CHAT, &unary()).await;
@@ -150,10 +150,10 @@ async fn c48_over_a_connection_too() {
     house.end().await;
 }
 
-/// A stream without usage at a third of the promised pace is a miss when its client leaves,
-/// whatever other answers of its engine looked like before.
+/// A stream without usage at a third of the promised pace is a miss when its client leaves, whatever earlier
+/// responses of its engine looked like.
 #[tokio::test(start_paused = true)]
-async fn no_odd_answers_before_excuse_a_slow_stream_that_is_left() {
+async fn earlier_odd_responses_do_not_excuse_a_slow_stream_that_is_left() {
     let answer = |events: u64, event: String, tokens: u64| {
         let script = (0..events).fold(Script::stream().at(10), |script, _| script.say(&event));
         script.say(f("stop")).say(u(5, tokens)).say(d()).end()
@@ -247,7 +247,7 @@ async fn c52_silence_from_the_start_is_a_504() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c52_silence_behind_a_head_that_is_out_is_an_error_event() {
+async fn c52_silence_after_the_head_was_sent_is_an_error_event() {
     let yaml = Yaml::default().class("timeouts: {first_token: 500ms}").class("hold_head: 100ms");
     let (house, engine) = House::playing_with(&yaml, Script::stream().say(r()).silence());
     let answer = house.chat(stream()).await.whole().await;
@@ -286,7 +286,7 @@ async fn c52_half_an_event_does_not_keep_the_idle_limit_from_firing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c52_lines_that_say_nothing_do_not_keep_the_idle_limit_from_firing() {
+async fn c52_empty_lines_do_not_keep_the_idle_limit_from_firing() {
     let yaml = Yaml::default().class("timeouts: {idle: 300ms}");
     for nothing in ["\n", "\r\n", "id: 1\n", "retry: 5\n\n", "x: y\n\n"] {
         let script = Script::stream().at(100).say(t("a")).at(250).put(nothing).at(390).put(nothing).silence();
@@ -299,7 +299,7 @@ async fn c52_lines_that_say_nothing_do_not_keep_the_idle_limit_from_firing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c52_a_whole_answer_that_stops_in_the_middle_is_cut() {
+async fn c52_a_non_streaming_response_that_stops_sending_is_cut() {
     let yaml = Yaml::default().class("timeouts: {idle: 300ms}");
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n";
     let script = Script::new().write(head).at(200).write("{\"cho").silence();
@@ -313,10 +313,10 @@ async fn c52_a_whole_answer_that_stops_in_the_middle_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_breaks_as_soon_as_it_is_there_is_cut_behind_what_came_of_it() {
+async fn a_response_that_breaks_at_once_is_cut_after_its_received_bytes() {
     let cut = ["content-length: 100\r\n\r\n{\"cho", "transfer-encoding: chunked\r\n\r\n5\r\n{\"cho\r\nnot a size"];
-    // All of it comes in one piece, the end of the connection included. A good status is not
-    // worth relaying then; a failure is told by its head.
+    // Everything arrives in one piece, including the end of the connection. A success is then not worth
+    // relaying; a failure is recognised by its head.
     for (status, rest, told) in [(200, cut[0], "502"), (200, cut[1], "502"), (500, cut[0], "500")] {
         let head = format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n");
         let script = Script::new().write(head + rest).close();
@@ -332,7 +332,7 @@ async fn an_answer_that_breaks_as_soon_as_it_is_there_is_cut_behind_what_came_of
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_good_answer_that_breaks_as_soon_as_it_is_there_moves_on() {
+async fn a_successful_response_that_breaks_at_once_is_retried() {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{\"cho";
     let broken = Script::new().write(head).close();
     let (house, _engines) = House::many(
@@ -347,7 +347,7 @@ async fn a_good_answer_that_breaks_as_soon_as_it_is_there_moves_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_answer_is_no_answer_and_no_leave() {
+async fn an_empty_response_is_neither_success_nor_cancel() {
     for rest in ["content-length: 0\r\n\r\n", "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"] {
         for status in ["200 OK", "204 No Content"] {
             let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{rest}");
@@ -363,7 +363,7 @@ async fn an_empty_answer_is_no_answer_and_no_leave() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_of_http_1_0_that_breaks_off_is_seen_to_by_a_client_of_1_1() {
+async fn a_truncated_http_1_0_response_is_visible_to_an_http_1_1_client() {
     let head = "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{\"cho";
     let (house, _engine) = House::playing(Script::new().write(head).at(50).write("ices").at(100).reset());
     let mut client = house.connect(64 * 1024);
@@ -398,7 +398,7 @@ fn slow_head() -> Script {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c53_a_head_of_our_own_goes_out_where_the_engine_sent_none() {
+async fn c53_an_early_head_is_sent_if_the_engine_sent_none() {
     let (house, _engine) = House::playing_with(&waiting(true), slow_head());
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.at), (200, at(200)));
@@ -413,7 +413,7 @@ async fn c53_a_head_of_our_own_goes_out_where_the_engine_sent_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_byte_order_mark_goes_where_comments_of_ours_stand_before_it_and_nowhere_else() {
+async fn a_byte_order_mark_is_removed_only_after_keepalive_comments() {
     let marked = |text: &str| ["\u{feff}", &event(&t(text))].concat();
     let slow = Script::new().at(950).open().put(marked("a")).put(marked("b")).say(f("stop")).say(d()).end();
     let quick = Script::stream().at(100).put(marked("a")).put(marked("b")).say(f("stop")).say(d()).end();
@@ -428,7 +428,7 @@ async fn a_byte_order_mark_goes_where_comments_of_ours_stand_before_it_and_nowhe
 }
 
 #[tokio::test(start_paused = true)]
-async fn c53_a_held_head_is_let_go_and_comments_follow() {
+async fn c53_a_held_head_is_released_and_comments_follow() {
     let script = Script::stream().at(10).say(r()).at(950).say(t("a")).say(f("stop")).say(d()).end();
     let (house, _engine) = House::playing_with(&waiting(true), script);
     let answer = house.chat(stream()).await.whole().await;
@@ -441,7 +441,7 @@ async fn c53_a_held_head_is_let_go_and_comments_follow() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c53_no_comment_once_a_token_came() {
+async fn c53_no_comment_after_a_token() {
     let script = Script::stream().at(100).say(t("a")).at(2000).say(t("b")).say(f("stop")).say(d()).end();
     let (house, _engine) = House::playing_with(&waiting(true), script);
     let answer = house.chat(stream()).await.whole().await;
@@ -462,7 +462,7 @@ async fn c53_without_keepalive_the_gateway_waits_for_the_engines_head() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c53_never_in_a_whole_answer() {
+async fn c53_no_comment_in_a_non_streaming_response() {
     let script = Script::new().at(1000).reply(200, JSON, whole("x", 1, 1));
     let (house, _engine) = House::playing_with(&waiting(true), script);
     let answer = house.chat(unary()).await.whole().await;
@@ -472,7 +472,7 @@ async fn c53_never_in_a_whole_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c53_failures_behind_a_head_of_ours_are_events() {
+async fn c53_failures_after_an_early_head_are_events() {
     let cases = [
         (Script::new().at(500).reply(503, JSON, "{}"), "engine_answered", "missed(upstream_overload)"),
         (Script::new().at(500).reply(500, JSON, "{}"), "engine_answered", "missed(upstream_error)"),
@@ -497,7 +497,7 @@ async fn c53_failures_behind_a_head_of_ours_are_events() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c53_a_coded_answer_behind_a_head_of_ours_switches_injection_off_and_opens_no_breaker() {
+async fn c53_a_compressed_response_after_an_early_head_disables_injection_and_opens_no_breaker() {
     let house = House::new(&waiting(true).with("breaker: {faults: 1, within: 10s, open: 5s}"));
     let engine = house.engine("e1", vec![Script::new().at(500).reply(200, CODED, "zzz"), slow_head()]);
     let answer = house.chat(stream()).await.whole().await;
@@ -514,9 +514,9 @@ async fn c53_a_coded_answer_behind_a_head_of_ours_switches_injection_off_and_ope
 }
 
 #[tokio::test(start_paused = true)]
-async fn c53_a_head_of_ours_says_nothing_about_what_the_engine_accepts() {
-    // The engine refuses the injection, and so late that our head is out: that is no proof
-    // that it accepts injections, so the next refusal is still tried again without.
+async fn c53_an_early_head_is_no_proof_that_the_engine_accepts_an_injection() {
+    // The engine rejects the injection after the early head. That is no proof that it accepts injections, so
+    // the next rejection is still retried without it.
     let house = House::new(&waiting(true));
     let late = Script::new().at(500).reply(400, JSON, "{}");
     let engine = house.engine("e1", vec![late, Script::json(400, "{}"), slow_head()]);
@@ -528,7 +528,7 @@ async fn c53_a_head_of_ours_says_nothing_about_what_the_engine_accepts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_preamble_of_more_than_64_kib_is_let_go() {
+async fn a_preamble_above_64_kib_is_released() {
     let preamble = ": x\n\n".repeat(20_000);
     let script = Script::stream().at(10).put(preamble.clone()).at(300).say(t("a")).say(f("stop")).say(d()).end();
     let (house, _engine) = House::playing(script);
@@ -553,7 +553,7 @@ async fn c54_a_leave_in_good_time_is_a_cancel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c54_a_leave_after_the_finish_event_is_none() {
+async fn c54_a_leave_after_the_finish_event_does_not_count() {
     let script = Script::stream().say_all([(100, t("a")), (120, t("b"))]).say(f("stop")).at(5000).say(d()).end();
     let (house, engine) = House::playing(script);
     let mut answer = house.chat(stream()).await;
@@ -561,7 +561,7 @@ async fn c54_a_leave_after_the_finish_event_is_none() {
     drop(answer);
     let line = house.line().await;
     assert_eq!((line.verdict(), line.number("status")), ("met".into(), Some(200.0)));
-    // Its usage is what it is charged by, and is waited for a second behind the finish.
+    // Its usage is charged, and awaited for a second after the finish.
     assert_eq!(engine.log().closed(0).await, at(1120));
     assert_eq!(house.page().sum("goodput_cancel_seconds_count", &[]), 0.0);
     house.end().await;
@@ -625,7 +625,7 @@ async fn overdue_requests_are_counted_while_they_run() {
         (overdue(&house), house.page().sum("goodput_in_flight", &[("class", "chat"), ("pool", "a")])),
         (0.0, 1.0)
     );
-    // Two tokens in 140 - 100 ms promise the next ones by 200 ms.
+    // Two tokens in 140 - 100 ms allow the next ones until 200 ms.
     house.sleep(ms(61)).await;
     assert_eq!(overdue(&house), 1.0);
     drop(answer);
@@ -653,7 +653,7 @@ async fn a_stream_of_several_tokens_an_event_is_not_overdue_once_that_is_learned
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_one_model_taught_says_nothing_of_another_behind_the_same_pattern() {
+async fn ratios_learned_for_one_model_do_not_apply_to_another_of_the_same_pattern() {
     let house = House::new(&Yaml::default().class("stall_seconds: 9"));
     let ten = (0..10).map(|number| (100 + 10 * number, t("abc")));
     let teaches = Script::stream().say_all(ten).say(f("stop")).say(u(5, 30)).say(d()).end();
@@ -675,7 +675,7 @@ async fn what_one_model_taught_says_nothing_of_another_behind_the_same_pattern()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_broke_itl_and_went_on_is_overdue() {
+async fn a_stream_that_broke_itl_and_continued_is_overdue() {
     let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5), ("itl_seconds", 0.2)]);
     let script = Script::stream().say_all([(100, t("a")), (400, t("b")), (450, t("c"))]).silence();
     let (house, _engine) = House::playing_with(&yaml, script);
@@ -690,7 +690,7 @@ async fn a_stream_that_broke_itl_and_went_on_is_overdue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_finish_that_further_text_undid_is_none_for_overdue_requests_either() {
+async fn a_revoked_finish_does_not_count_for_overdue_requests() {
     let script = Script::stream().at(100).say(t("a")).say(f("stop")).at(120).say(t("b")).silence();
     let (house, _engine) = House::playing_with(&Yaml::default().class("stall_seconds: 1"), script);
     let mut answer = house.chat(stream()).await;
@@ -703,7 +703,7 @@ async fn a_finish_that_further_text_undid_is_none_for_overdue_requests_either() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn reasoning_is_no_first_token_for_overdue_requests_where_only_what_is_visible_counts() {
+async fn reasoning_is_no_first_token_for_overdue_requests_of_a_class_that_counts_visible_tokens() {
     for (counts, overdue) in [("first_token", 0.0), ("first_visible_token", 1.0)] {
         let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5)]).class(&format!("ttft_counts: {counts}"));
         let (house, _engine) = House::playing_with(&yaml, Script::stream().at(100).say(g("hm")).silence());
@@ -737,7 +737,7 @@ async fn c55_a_client_that_reads_nothing_stops_the_engine_and_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c55_a_slow_reader_is_no_slow_engine() {
+async fn c55_a_slow_reader_does_not_make_its_engine_look_slow() {
     let yaml = Yaml::default().class("timeouts: {idle: 1s}").class("stall_seconds: 0.5");
     let block = event(&t(&"x".repeat(1000))).repeat(60);
     let script = (1..=20).fold(Script::stream(), |script, number| script.at(10 * number).put(block.clone()));
@@ -771,7 +771,7 @@ async fn c55_a_late_first_token_stays_a_miss_for_a_slow_reader() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_time_per_token_that_a_slow_reader_makes_is_no_sample() {
+async fn a_slow_readers_tpot_is_not_sampled() {
     for (refuses, samples) in [(false, 1.0), (true, 0.0)] {
         let script = Script::stream().say_all([(700, t("a")), (720, t("b")), (900, t("c"))]).say(f("stop")).say(d());
         let (house, _engine) = House::playing(script.end());
@@ -794,7 +794,7 @@ async fn the_time_per_token_that_a_slow_reader_makes_is_no_sample() {
 async fn a_client_that_stopped_reading_in_time_is_not_overdue() {
     for (since, overdue, verdict) in [
         (130, 0.0, "excluded(client_limited)"),
-        // Two tokens from 100 ms on promised the next one by 200 ms.
+        // Two tokens from 100 ms on allow the next one until 200 ms.
         (210, 1.0, "missed(canceled_late)"),
     ] {
         let script = Script::stream().say_all([(100, t("a")), (120, t("b")), (400, r())]).silence();
@@ -850,7 +850,7 @@ async fn a_small_stream_gives_its_seat_back_at_its_end_though_its_client_keeps_t
     house.sleep(ms(25)).await;
     assert_eq!(house.crowd(), (0, 0));
     assert_eq!(house.line().await.verdict(), "met");
-    // What is kept for the client goes with its stream, and changes nothing any more.
+    // Buffered data of a gone stream are dropped, and change nothing any more.
     house.sleep(Duration::from_secs(40)).await;
     assert_eq!(house.lines(1).await.len(), 1);
     drop(client);
@@ -948,7 +948,7 @@ async fn the_idle_limit_begins_anew_when_a_refusing_client_reads_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_listener_severs_is_told_by_its_reason() {
+async fn a_connection_closed_by_the_listener_records_its_reason() {
     for (why, verdict) in [
         (DisconnectReason::WriteStall, "excluded(client_limited)"),
         (DisconnectReason::Total, "excluded(client_limited)"),
@@ -970,7 +970,7 @@ async fn what_the_listener_severs_is_told_by_its_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leave_behind_a_head_of_ours_reaches_the_engine() {
+async fn a_leave_after_an_early_head_reaches_the_engine() {
     let (house, engine) = House::playing_with(&waiting(true), Script::new().silence());
     let mut answer = house.chat(stream()).await;
     assert_eq!(answer.frame().await.unwrap().1, at(200));
@@ -982,7 +982,7 @@ async fn a_leave_behind_a_head_of_ours_reaches_the_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_nobody_asked_for_is_let_go_too() {
+async fn an_unrequested_stream_is_released_too() {
     let script = Script::stream().at(10).say(r()).at(950).say(t("a")).say(f("stop")).say(d()).end();
     let (house, _engine) = House::playing_with(&waiting(false), script);
     let answer = house.chat(unary()).await.whole().await;
@@ -991,13 +991,13 @@ async fn a_stream_nobody_asked_for_is_let_go_too() {
     house.end().await;
 }
 
-/// C92: whoever closes first must not be the one that a request is sent to.
+/// C92: the side that closes first must not be the one that a request is sent to.
 #[tokio::test(start_paused = true)]
-async fn c92_a_used_connection_stays_for_longer_than_clients_and_balancers_keep_theirs() {
+async fn c92_an_idle_connection_outlives_those_of_clients_and_load_balancers() {
     let script = Script::new().at(10).reply(200, &[("content-type", "application/json")], whole("x", 1, 1));
     let (house, _engine) = House::playing(script);
     let mut client = house.connect(64 * 1024);
-    // The engine's own connection does not stay so long, and is made anew.
+    // The engine's own connection does not stay open so long, and is opened anew.
     for _ in 0..3 {
         client.post(CHAT, &unary()).await;
         client.read_until("finish_reason").await;

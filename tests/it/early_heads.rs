@@ -1,5 +1,4 @@
-//! Heads that go ahead of their answers: what a client hears while its request waits in a queue
-//! of ours for longer than heads are held, and how it is booked.
+//! Early heads: the client's view of a request that waits in a queue longer than `hold_head`, and its record.
 
 use std::sync::Arc;
 
@@ -46,7 +45,7 @@ async fn ended(house: Arc<House>) {
     Arc::into_inner(house).expect("all tasks have ended").end().await;
 }
 
-/// A house whose only seat is taken, until what is returned is dropped.
+/// A gateway whose only seat is taken until the returned value is dropped.
 fn full(yaml: &Yaml, script: Script) -> (House, Seat) {
     let house = House::new(yaml);
     house.engine("e1", vec![script]);
@@ -60,7 +59,7 @@ fn take_the_seat(house: &House, pool: &str) -> Seat {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_longer_than_heads_are_held_gets_its_head_and_comments() {
+async fn a_request_waiting_longer_than_hold_head_gets_an_early_head_and_comments() {
     let (house, _engine) = House::playing_with(&kept(), stream_of(100, 1000));
     let house = Arc::new(house);
     let sitting = spawn(&house, ask());
@@ -85,7 +84,7 @@ async fn who_waits_for_longer_than_heads_are_held_gets_its_head_and_comments() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_a_stream_of_a_class_that_wants_comments_and_only_when_its_time_has_come() {
+async fn an_early_head_needs_a_stream_keepalive_and_hold_head() {
     let without = Yaml::default().promise(&[("ttft_seconds", 10.0)]).class("hold_head: 200ms");
     let without = without.with("max_concurrency_per_engine: 1");
     let whole = Script::new().at(100).reply(200, JSON, whole("x", 1, 1));
@@ -110,7 +109,7 @@ async fn only_a_stream_of_a_class_that_wants_comments_and_only_when_its_time_has
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_of_the_queue_behind_the_head_is_an_event_of_the_dialect() {
+async fn a_rejection_of_the_queue_after_an_early_head_is_an_event_of_the_dialect() {
     let chat = stream_with_usage();
     let completions = json!({"model": "m1", "stream": true, "prompt": "hi"});
     let messages = json!({"model": "m1", "stream": true, "max_tokens": 9, "messages": []});
@@ -139,7 +138,7 @@ async fn a_refusal_of_the_queue_behind_the_head_is_an_event_of_the_dialect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_pushed_out_behind_its_head_is_told_in_an_event() {
+async fn an_eviction_after_an_early_head_is_an_event() {
     let low = "  - {slo_class: low, priority: low, objectives: {ttft_seconds: {threshold: 20, attainment: 0.9}}, joint_attainment_target: 0.9, window: 28d, hold_head: 200ms, keepalive_seconds: 1}";
     let yaml = kept().and_class(low).top("classify: [{class: low, when: {header: {x-slo-class: low}}}]");
     let (house, seat) = full(&yaml.with("queue: {max_waiting: 1}"), stream_of(100, 200));
@@ -157,7 +156,7 @@ async fn who_is_pushed_out_behind_its_head_is_told_in_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_drain_limit_who_waits_behind_its_head_is_told_in_an_event() {
+async fn the_drain_limit_after_an_early_head_is_an_event() {
     let (house, seat) = full(&kept(), stream_of(100, 200));
     let client = ClientState::default();
     let mut reply = house.send(ask().client(&client)).await;
@@ -173,7 +172,7 @@ async fn at_the_drain_limit_who_waits_behind_its_head_is_told_in_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_behind_its_head_is_out_of_the_queue_at_once_and_pays_nothing() {
+async fn a_client_that_leaves_after_an_early_head_leaves_the_queue_and_pays_nothing() {
     let top = format!(
         "tenants: [{{tenant: acme, keys: [{{label: a, blake3: \"{}\"}}], limits: {{tokens_per_minute: 6000, concurrent_requests: 1}}}}]",
         blake3::hash(b"sk-acme").to_hex()
@@ -198,10 +197,10 @@ async fn a_client_that_leaves_behind_its_head_is_out_of_the_queue_at_once_and_pa
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_read_behind_its_head_is_the_one_at_fault() {
+async fn a_client_that_does_not_read_after_an_early_head_is_at_fault() {
     for (since, cut, verdict) in [
         (300, 2000, "excluded(client_limited)"),
-        // Its first token was due at 10,000: waiting is ours, whoever reads.
+        // Its first token was due at 10,000, so the wait is the service's, whether the client reads or not.
         (300, 10_500, "missed(ttft)"),
     ] {
         let (house, seat) = full(&kept(), stream_of(100, 200));
@@ -219,7 +218,7 @@ async fn a_client_that_does_not_read_behind_its_head_is_the_one_at_fault() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_of_the_engine_behind_such_a_head_are_events_and_nothing_is_tried_again() {
+async fn engine_failures_after_an_early_head_are_events_without_retries() {
     let coded: &[(&str, &str)] = &[("content-type", "text/event-stream"), ("content-encoding", "gzip")];
     let cases = [
         (Some(Script::new().at(50).reply(503, JSON, "{}")), "engine_answered", "missed(upstream_overload)"),
@@ -257,7 +256,7 @@ async fn failures_of_the_engine_behind_such_a_head_are_events_and_nothing_is_tri
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_that_an_engine_tells_in_band_behind_such_a_head_is_judged_by_its_code() {
+async fn an_in_band_error_after_an_early_head_is_judged_by_its_code() {
     for (code, verdict) in [(503, "missed(upstream_overload)"), (400, "excluded(invalid_request)")] {
         let script = Script::stream().at(50).say(r()).say(error("own words", code)).say(d()).end();
         let (house, seat) = full(&kept(), script);
@@ -273,7 +272,7 @@ async fn an_error_that_an_engine_tells_in_band_behind_such_a_head_is_judged_by_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_that_has_gone_stale_is_not_what_such_a_request_fails_by() {
+async fn a_stale_connection_does_not_fail_a_request_after_an_early_head() {
     // Every connection serves one request and closes when the second comes.
     let house = House::new(&kept());
     let engine =
@@ -295,7 +294,7 @@ async fn a_line_that_has_gone_stale_is_not_what_such_a_request_fails_by() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_injected_behind_such_a_head_that_the_engine_has_not_shown_to_take() {
+async fn after_an_early_head_only_accepted_injections_are_used() {
     let house = House::new(&kept());
     let engine = house.engine("e1", vec![stream_of(10, 20)]);
     let house = Arc::new(house);
@@ -340,7 +339,7 @@ async fn a_client_that_leaves_at_any_moment_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn behind_its_head_a_request_still_goes_on_to_the_next_pool() {
+async fn after_an_early_head_a_request_still_spills_to_the_next_pool() {
     let yaml = kept().promise(&[("ttft_seconds", 1.0)]).pool("b", &["e2"]);
     let house = House::new(&yaml.with("max_concurrency_per_engine: 1"));
     house.engine("e1", vec![stream_of(100, 200)]);
@@ -359,7 +358,7 @@ async fn behind_its_head_a_request_still_goes_on_to_the_next_pool() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn behind_a_pool_that_cannot_be_reached_comments_come_too() {
+async fn comments_are_sent_while_waiting_behind_an_unreachable_pool() {
     let yaml = kept().pool("b", &["e2"]).with("max_concurrency_per_engine: 1");
     let house = House::new(&yaml);
     house.engine("e2", vec![stream_of(100, 200)]);
@@ -375,7 +374,7 @@ async fn behind_a_pool_that_cannot_be_reached_comments_come_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn over_connections_of_both_versions_comments_come_and_a_hang_up_leaves_the_queue() {
+async fn over_http1_and_http2_comments_are_sent_and_a_hang_up_leaves_the_queue() {
     let (house, seat) = full(&kept(), stream_of(100, 300));
     let mut client = house.connect(64 * 1024);
     client.post(CHAT, &stream_with_usage()).await;

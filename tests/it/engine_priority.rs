@@ -1,4 +1,4 @@
-//! The rank of a class, told to engines that schedule by priority, and to no others.
+//! Priority of a class, sent to engines that schedule by it, and to no others.
 
 use crate::support::scripted_engine::{Script, ScriptedEngine};
 use goodput::sim::engine::{AdmissionOrder, EngineSpec, LengthDistribution, SimEngine, SimSettings};
@@ -34,7 +34,7 @@ fn told(engine: &ScriptedEngine) -> Vec<Value> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_rank_is_told_and_the_clients_own_priority_is_not() {
+async fn the_classs_priority_is_sent_and_the_clients_is_not() {
     let (house, engine) = House::playing_with(&by_priority(), good());
     for class in ["voice", "chat", "bulk"] {
         let mut body = of(class);
@@ -46,7 +46,7 @@ async fn the_rank_is_told_and_the_clients_own_priority_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn engines_that_schedule_by_arrival_are_told_nothing() {
+async fn engines_that_schedule_by_arrival_get_no_priority() {
     for kind in ["vllm", "sglang", "generic"] {
         let (house, engine) = House::playing_with(&yaml().kind(kind), good());
         let mut body = of("voice");
@@ -58,7 +58,7 @@ async fn engines_that_schedule_by_arrival_are_told_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn paths_without_a_priority_are_told_none() {
+async fn paths_without_a_priority_get_none() {
     let (house, engine) = House::playing_with(&by_priority(), Script::json(200, "{}".to_owned()));
     house.post("/v1/messages", json!({"model": "m1", "max_tokens": 5, "messages": []})).await.whole().await;
     house.post("/v1/embeddings", json!({"model": "m1", "input": "a"})).await.whole().await;
@@ -68,7 +68,7 @@ async fn paths_without_a_priority_are_told_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_refuses_a_priority_is_asked_again_without() {
+async fn an_engine_that_rejects_a_priority_is_retried_without() {
     let house = House::new(&by_priority());
     let by_arrival = ScriptedEngine::new(house.clock, |request| match request.json()["priority"].is_null() {
         true => good(),
@@ -82,7 +82,7 @@ async fn an_engine_that_refuses_a_priority_is_asked_again_without() {
     house.end().await;
 }
 
-/// One seat in the engine's batch, three requests in its queue: who is served first?
+/// One seat in the engine's batch and three requests in its queue; returns the order of service.
 async fn order_of_service(order: AdmissionOrder, yaml: &Yaml) -> Vec<&'static str> {
     let house = House::new(yaml);
     let shape = EngineSpec { max_running: 1, order, prefix_caching: false, ..EngineSpec::default() };

@@ -1,4 +1,4 @@
-//! Which engine a request meets: by its prompt, by its session, by what engines took before.
+//! Choice of an engine by prompt, by session and by earlier errors.
 
 use std::pin::pin;
 
@@ -52,7 +52,7 @@ async fn like_prompts_meet_one_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_meets_one_engine_and_another_when_its_own_is_gone() {
+async fn a_session_keeps_its_engine_until_that_is_gone() {
     let yaml = Yaml::default().engines_of_first(&FOUR).with("balance: session_affinity").with("session_header: x-chat");
     let house = House::new(&yaml);
     let engines = FOUR.map(|host| house.engine(host, vec![good()]));
@@ -71,7 +71,7 @@ async fn a_session_meets_one_engine_and_another_when_its_own_is_gone() {
     assert!(sessions.iter().all(|session| met(&engines, session) == 1));
     let before = asked(&engines);
     assert!(before.iter().all(|count| *count > 0), "{before:?}");
-    // No engine behind the first name any more.
+    // The first name has no engine any more.
     house.reload(&yaml.clone().engines_of_first(&FOUR[1..]));
     for session in &sessions {
         turn(session).await;
@@ -82,7 +82,7 @@ async fn a_session_meets_one_engine_and_another_when_its_own_is_gone() {
     house.end().await;
 }
 
-/// A stream whose first token comes after so many milliseconds, and nine more, 10 ms apart.
+/// A stream with its first token after this many milliseconds, and nine more 10 ms apart.
 fn after(millis: u64) -> Script {
     let mut script = Script::stream().at(millis).say(r()).say(t("a"));
     for n in 1..10 {
@@ -92,7 +92,7 @@ fn after(millis: u64) -> Script {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_go_where_they_are_likeliest_to_keep_their_promise() {
+async fn requests_go_to_the_engine_most_likely_to_meet_their_objectives() {
     let yaml = Yaml::default().engines_of_first(&["e1", "e2"]);
     let house = House::new(&yaml);
     let engines = [house.engine("e1", vec![after(100)]), house.engine("e2", vec![after(800)])];
@@ -169,7 +169,7 @@ async fn an_absurd_cap_leaves_the_other_work_of_its_engine_in_the_books() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_generates_nothing_brings_its_prompt_as_work_and_no_output() {
+async fn a_path_without_output_counts_its_prompt_as_work() {
     let house = House::new(&Yaml::default());
     let _engine = house.engine("e1", vec![Script::new().silence()]);
     let work = async |path: &str, body: Value| {

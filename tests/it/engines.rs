@@ -115,7 +115,7 @@ fn whole_answer() -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c85_what_an_engine_that_goes_away_has_not_answered_goes_on_to_its_neighbour() {
+async fn c85_unanswered_requests_of_a_departing_engine_move_to_its_neighbour() {
     let preamble = || Script::stream().at(10).say(r()).silence();
     type Leaves = fn(&House, &Face);
     let ways: [Leaves; 2] = [|house, _| house.network.refuse("e1"), |_, face| face.health(503)];
@@ -136,7 +136,7 @@ async fn c85_what_an_engine_that_goes_away_has_not_answered_goes_on_to_its_neigh
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_is_only_silent_keeps_what_it_has() {
+async fn a_silent_engine_keeps_its_requests() {
     let late = || Script::stream().at(15_000).say(t("a")).say(f("stop")).say(d()).end();
     let (house, answers, [first, second]) = goes_away(&two(), stream(), late(), |_, face| face.health(0)).await;
     assert!(answers.iter().all(|answer| answer.status == 200));
@@ -147,7 +147,7 @@ async fn an_engine_that_is_only_silent_keeps_what_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c85_what_has_begun_to_come_stays_where_it_is() {
+async fn c85_a_started_response_stays_with_its_engine() {
     let flows = (0..40).fold(Script::stream(), |script, n| script.at(100 + n * 200).say(t("a")));
     let flows = flows.say(f("stop")).say(d()).end();
     let (house, answers, [first, second]) =
@@ -159,7 +159,7 @@ async fn c85_what_has_begun_to_come_stays_where_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_has_been_sent_a_head_stays_with_its_engine() {
+async fn a_request_whose_head_was_sent_stays_with_its_engine() {
     let yaml = two().class("hold_head: 500ms").class("keepalive_seconds: 1");
     let late = Script::stream().at(8_000).say(t("a")).say(f("stop")).say(d()).end();
     let (house, answers, [first, second]) =
@@ -171,7 +171,7 @@ async fn a_client_that_has_been_sent_a_head_stays_with_its_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn beyond_the_retry_budget_what_is_left_waits_for_the_engine_that_goes() {
+async fn beyond_the_retry_budget_requests_wait_for_the_departing_engine() {
     let yaml = two().with("retries: {share: 0, floor_per_10s: 1}");
     let late = Script::stream().at(6_000).say(t("a")).say(f("stop")).say(d()).end();
     let (house, answers, [first, second]) =
@@ -185,7 +185,7 @@ async fn beyond_the_retry_budget_what_is_left_waits_for_the_engine_that_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_another_engine_nothing_is_given_up() {
+async fn without_another_engine_no_attempt_is_abandoned() {
     let house = House::new(&Yaml::default());
     let face = Face::well(&[]);
     let late = || Script::stream().at(5_000).say(t("a")).say(f("stop")).say(d()).end();
@@ -203,7 +203,7 @@ async fn without_another_engine_nothing_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c85_where_the_pool_has_nobody_else_the_next_pool_of_the_route_takes_it() {
+async fn c85_without_another_engine_in_the_pool_the_next_pool_of_the_route_serves() {
     for seats in [None, Some(4)] {
         let seats = seats.map_or_else(String::new, |seats| format!("max_concurrency_per_engine: {seats}"));
         let limited = |yaml: Yaml| if seats.is_empty() { yaml } else { yaml.with(&seats) };
@@ -229,7 +229,7 @@ async fn c85_where_the_pool_has_nobody_else_the_next_pool_of_the_route_takes_it(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_is_refused_tells_the_others_at_once_where_health_is_not_checked() {
+async fn without_health_checks_a_refused_connection_moves_the_others_at_once() {
     let house = House::new(&two().with("health: off").with("balance: round_robin"));
     let face = Face::well(&[]);
     let first = engine(&house, "e1", &face, |_| Script::new().silence());
@@ -252,7 +252,7 @@ async fn a_connection_that_is_refused_tells_the_others_at_once_where_health_is_n
 
 /// C81
 #[tokio::test(start_paused = true)]
-async fn c81_engines_whose_tokens_come_are_not_taken_out_by_a_health_that_is_silent() {
+async fn c81_engines_with_flowing_tokens_are_not_ejected_by_a_silent_health_check() {
     let house = House::new(&two().class("timeouts: {total: 100s}"));
     let faces = [Face::well(&[]), Face::well(&[])];
     let flows = (1..=140).fold(Script::stream(), |script, n| script.at(n * 100).say(t("a")));
@@ -291,7 +291,7 @@ async fn c81_engines_whose_tokens_come_are_not_taken_out_by_a_health_that_is_sil
 
 /// C112: five resets, and then the engines are well, with their first token after three seconds.
 #[tokio::test(start_paused = true)]
-async fn c112_where_every_breaker_is_open_requests_go_through_and_nobody_is_turned_away() {
+async fn c112_if_every_breaker_is_open_requests_still_go_through() {
     for (hosts, more) in [
         (&["e1"][..], None),
         (&["e1", "e2"], None),
@@ -331,7 +331,7 @@ async fn c112_where_every_breaker_is_open_requests_go_through_and_nobody_is_turn
 }
 
 #[tokio::test(start_paused = true)]
-async fn c112_while_another_pool_of_the_route_serves_an_open_breaker_lets_nobody_through() {
+async fn c112_while_another_pool_serves_an_open_breaker_stays_closed_to_requests() {
     let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}").pool("b", &["f1"]);
     let house = House::new(&yaml);
     let first = house.engine("e1", vec![Script::stream().at(10).say(t("a")).reset()]);
@@ -346,7 +346,7 @@ async fn c112_while_another_pool_of_the_route_serves_an_open_breaker_lets_nobody
 
 /// C98: the class's own limit is no fault of an engine while its tokens come.
 #[tokio::test(start_paused = true)]
-async fn c98_a_total_limit_that_passes_while_tokens_flow_is_no_fault_of_the_engine() {
+async fn c98_a_total_limit_while_tokens_flow_is_not_the_engines_fault() {
     let yaml = two().class("timeouts: {total: 3s}");
     let house = House::new(&yaml);
     let flows = (1..=600).fold(Script::stream(), |script, n| script.at(n * 100).say(t("a")));
@@ -389,7 +389,7 @@ fn serves(face: &Face) -> impl Fn(&Received) -> Script + Send + Sync + 'static +
 
 /// C84
 #[tokio::test(start_paused = true)]
-async fn c84_an_adapter_is_asked_of_the_replicas_that_list_it() {
+async fn c84_a_request_for_an_adapter_goes_to_the_replicas_that_list_it() {
     for (more, times) in [("balance: least_work", 40), ("balance: round_robin", 10), ("balance: prefix_affinity", 10)] {
         let house = House::new(&two().with(more));
         let faces = [Face::well(&["base"]), Face::well(&["base", "lora_3"])];
@@ -422,7 +422,7 @@ async fn c84_an_adapter_is_asked_of_the_replicas_that_list_it() {
 
 /// On every path, with seats and without, and also where the only one that has it is busy or gone.
 #[tokio::test(start_paused = true)]
-async fn c84_whatever_asks_for_an_adapter_goes_to_who_lists_it() {
+async fn c84_every_request_for_an_adapter_goes_to_an_engine_that_lists_it() {
     let with_model = |mut body: Value| {
         body["model"] = json!("lora_3");
         body
@@ -481,7 +481,7 @@ async fn c84_an_alias_is_looked_up_by_the_name_that_engines_know() {
 
 /// C102
 #[tokio::test(start_paused = true)]
-async fn c102_no_name_of_ours_and_no_inner_address_comes_from_an_engine() {
+async fn c102_no_header_of_the_gateway_and_no_inner_address_comes_from_an_engine() {
     const INNER: &[(&str, &str)] = &[
         ("content-type", "application/json"),
         ("x-goodput-pool", "theirs"),
@@ -526,7 +526,7 @@ async fn c102_no_name_of_ours_and_no_inner_address_comes_from_an_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c102_a_status_that_nobody_knows_is_a_bad_answer() {
+async fn c102_an_unknown_status_is_an_invalid_response() {
     for code in ["999", "600", "700", "000", "099"] {
         let head = format!("HTTP/1.1 {code} Strange\r\ncontent-length: 2\r\n\r\n{{}}");
         let (house, engine) = House::playing(Script::new().at(10).write(head));
@@ -544,7 +544,7 @@ async fn c102_a_status_that_nobody_knows_is_a_bad_answer() {
 
 /// C109: what an engine says to the pool's key is nothing to a client.
 #[tokio::test(start_paused = true)]
-async fn c109_an_engine_that_refuses_the_pools_key_is_our_502() {
+async fn c109_an_engine_that_rejects_the_pools_key_gives_a_502() {
     for code in [401, 403] {
         let told = json!({"error": {"message": "in its own words", "code": code}});
         let event = Script::stream().say(r()).at(20).say(told.to_string()).say(d()).end();
@@ -570,7 +570,7 @@ async fn c109_an_engine_that_refuses_the_pools_key_is_our_502() {
 
 /// C109, where the engine says it in a body of 200 that is no stream, in one piece or several.
 #[tokio::test(start_paused = true)]
-async fn c109_a_refused_key_inside_a_whole_answer_is_our_502_too() {
+async fn c109_a_rejected_key_in_a_non_streaming_200_gives_a_502() {
     let bodies = [
         json!({"error": {"message": "in its own words", "code": 401}}),
         json!({"error": {"message": "in its own words", "type": "permission_error", "code": null}}),
@@ -632,7 +632,7 @@ async fn c109_a_refused_key_inside_a_whole_answer_is_our_502_too() {
 
 /// C109, where the client has a head of the gateway's own, or text, before the engine says it.
 #[tokio::test(start_paused = true)]
-async fn c109_a_refused_key_behind_a_head_is_an_event_of_ours() {
+async fn c109_a_rejected_key_after_a_head_is_an_error_event() {
     let told = json!({"error": {"message": "in its own words", "code": 401}}).to_string();
     let late = |script: Script| script.at(700);
     let scripts = [
@@ -682,7 +682,7 @@ async fn c109_a_refused_key_behind_a_head_is_an_event_of_ours() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_whose_credential_is_awaited_reads_the_engines_own_answer() {
+async fn a_client_whose_credential_is_forwarded_gets_the_engines_own_response() {
     for key in [None, Some("Bearer sk-own")] {
         let (house, _engine) = House::playing_with(&Yaml::default().engine("forward_authorization: true"), status(401));
         let ask = Ask::post(CHAT, stream());

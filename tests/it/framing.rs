@@ -1,4 +1,4 @@
-//! How events are framed on the wire, and what must come out of it (`docs/cases.md`).
+//! Framing of events on the wire, and its results (`docs/cases.md`).
 
 use std::time::Duration;
 
@@ -149,7 +149,7 @@ async fn c06_one_very_large_event_passes_and_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c06_an_event_over_the_cap_is_relayed_and_no_longer_read() {
+async fn c06_an_event_above_the_limit_is_relayed_without_parsing() {
     let yaml = Yaml::default().top("inspect: {max_event: 1MiB}");
     let call = event(&k(&"x".repeat(2 << 20)));
     let body = [call.clone(), event(&f("tool_calls")), event(&d())].concat();
@@ -167,7 +167,7 @@ async fn c06_an_event_over_the_cap_is_relayed_and_no_longer_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn injected_usage_is_taken_out_of_a_large_event_while_it_passes() {
+async fn injected_usage_is_removed_from_a_large_event() {
     let usage = r#""usage":{"prompt_tokens":9,"completion_tokens":6}"#;
     let call = event(&k(&"x".repeat(3 << 20)));
     let told = call.replace("}\n\n", &format!(",{usage}}}\n\n"));
@@ -184,7 +184,7 @@ async fn injected_usage_is_taken_out_of_a_large_event_while_it_passes() {
         assert_eq!((line.verdict(), line.ttft(), line.tokens()), ("met".into(), Some(300.0), (Some(9), Some(6))));
         house.end().await;
     }
-    // Cut off where it is in doubt, by a clean end: what was held passes too.
+    // Cut at an undecided position by a clean end: the held bytes pass too.
     let begun = &told[..told.len() - 10];
     let script = Script::stream().at(300).put_split(begun.as_bytes(), 4096, Duration::ZERO).end();
     let (house, _engine) = House::playing_with(&yaml, script);
@@ -196,7 +196,7 @@ async fn injected_usage_is_taken_out_of_a_large_event_while_it_passes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c08_a_finish_reason_and_a_clean_end_are_a_whole_answer_without_done() {
+async fn c08_a_finish_reason_and_a_clean_end_are_complete_without_done() {
     let script = Script::stream().at(10).say(r()).at(300).say(t("a")).say(f("stop")).say(u(5, 1)).end();
     let (house, _engine) = House::playing(script);
     let answer = house.chat(stream_with_usage()).await.whole().await;
@@ -242,7 +242,7 @@ async fn c09_a_close_inside_chunked_framing_is_truncated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c09_a_content_length_that_is_not_kept_is_truncated() {
+async fn c09_a_body_shorter_than_its_content_length_is_truncated() {
     let events = [event(&r()), event(&t("a")), event(&t("b"))].concat();
     let length = (events.len() + 100).to_string();
     let head = format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {length}\r\n\r\n");
@@ -256,7 +256,7 @@ async fn c09_a_content_length_that_is_not_kept_is_truncated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c09_a_tail_without_its_blank_line_is_read_and_the_error_stands_apart() {
+async fn c09_a_tail_without_its_blank_line_is_parsed_and_the_error_is_separate() {
     let tail = format!("data: {}", t("b"));
     let script = Script::stream().at(100).say(t("a")).at(120).put(tail.clone()).end();
     let (house, _engine) = House::playing(script);
@@ -269,7 +269,7 @@ async fn c09_a_tail_without_its_blank_line_is_read_and_the_error_stands_apart() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn c09_a_tail_that_finishes_the_answer_makes_it_whole() {
+async fn c09_a_tail_with_a_finish_completes_the_response() {
     let script = Script::stream().at(100).say(t("a")).at(120).put(format!("data: {}", f("stop"))).end();
     let (house, _engine) = House::playing(script);
     let answer = house.chat(stream()).await.whole().await;
@@ -312,7 +312,7 @@ async fn c09_done_without_a_finish_reason_is_no_truncation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c09_two_choices_one_finished_and_a_clean_end_is_whole() {
+async fn c09_one_of_two_choices_finished_and_a_clean_end_is_complete() {
     let mut body = stream();
     body["n"] = json!(2);
     let events = || Script::stream().at(100).say(t("a")).at(120).say(t("b")).say(f("stop"));
@@ -358,7 +358,7 @@ async fn c10_an_error_event_after_three_tokens_is_relayed_and_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c10_an_invalid_request_told_in_band_is_excluded() {
+async fn c10_an_in_band_invalid_request_is_excluded() {
     let script = Script::stream().at(10).say(r()).at(50).say(error("context length", 400)).say(d()).end();
     let (house, engine) = House::playing(script);
     let answer = house.chat(stream_with_usage()).await.whole().await;
@@ -380,7 +380,7 @@ async fn c10_an_event_named_error_counts_as_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c10_faults_told_in_band_open_the_breaker() {
+async fn c10_in_band_faults_open_the_breaker() {
     let yaml = Yaml::default().with("retries: {after_fault: 0}").with("breaker: {faults: 2, within: 10s, open: 5s}");
     let script = Script::stream().at(10).say(t("a")).say(error("worker lost", 500)).say(d()).end();
     let (house, engine) = House::playing_with(&yaml, script);
@@ -463,7 +463,7 @@ async fn c14_null_usage_is_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_the_finish_only_an_error_told_in_band_changes_anything() {
+async fn after_the_finish_only_an_in_band_error_changes_the_outcome() {
     let answer = || Script::stream().say_all([(100, t("a")), (120, t("b"))]).say(f("stop")).at(150);
     for (script, tail, verdict) in [
         (answer().reset(), String::new(), "met"),

@@ -88,7 +88,7 @@ async fn c56_an_unstated_length_is_refused_where_the_limit_is_passed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upload_time_is_told_on_its_own_and_inside_ttft_only_where_the_class_counts_it() {
+async fn upload_time_is_exported_and_part_of_ttft_only_if_the_class_counts_it() {
     let (house, engine) = House::playing_with(&Yaml::default().class("upload: counted"), good());
     let text = stream().to_string();
     let halves = text.split_at(20);
@@ -127,7 +127,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c58_an_answer_in_a_coding_nobody_asked_for_passes_untouched_and_is_unparseable() {
+async fn c58_an_unrequested_content_coding_passes_unchanged_and_is_unparseable() {
     let coded = gzip(event(&t("a")).as_bytes());
     let headers = [("content-type", "text/event-stream"), ("content-encoding", "gzip")];
     let script = Script::new().open_with(200, &headers).at(100).put(coded.clone()).at(200).put(coded.clone()).end();
@@ -146,7 +146,7 @@ async fn c58_an_answer_in_a_coding_nobody_asked_for_passes_untouched_and_is_unpa
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_compressed_request_is_read_and_goes_on_as_identity() {
+async fn a_compressed_request_is_decoded_and_forwarded_as_identity() {
     let text = stream().to_string();
     let zstd = zstd::encode_all(text.as_bytes(), 3).unwrap();
     for (coding, body) in [
@@ -190,7 +190,7 @@ async fn a_compressed_request_that_cannot_be_decoded_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_is_given_up_in_time_however_much_it_asked_before() {
+async fn an_idle_connection_closes_in_time_after_any_number_of_requests() {
     let ask = "GET /health HTTP/1.1\r\nhost: g\r\n\r\n";
     for (rest, limit) in [("GET /health HTTP/1.1\r\nho", 10), ("", 63)] {
         // Somewhere among these the task has just used up its share of a turn.
@@ -209,7 +209,7 @@ async fn a_connection_is_given_up_in_time_however_much_it_asked_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bodies_hold_no_more_memory_together_than_they_may_and_small_ones_go_on() {
+async fn bodies_stay_within_their_memory_limit_and_small_ones_continue() {
     let yaml = Yaml::default().top("listen: {max_body: 1MiB, max_bodies: 1MiB}");
     let (house, engine) = House::playing_with(&yaml, Script::new().at(300).reply(200, JSON, whole("x", 1, 1)));
     let of = |length: usize| {
@@ -259,7 +259,7 @@ async fn c60_an_event_stream_is_marked_against_buffering() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c61_what_belongs_to_one_hop_stays_there_both_ways() {
+async fn c61_hop_by_hop_headers_are_removed_in_both_directions() {
     let headers = [
         ("content-type", "application/json"),
         ("connection", "x-hop, keep-alive"),
@@ -298,7 +298,7 @@ async fn c61_what_belongs_to_one_hop_stays_there_both_ways() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c61_two_lengths_or_a_length_and_chunks_are_not_read_in_two_ways() {
+async fn c61_two_lengths_or_a_length_beside_chunks_have_one_reading() {
     let post = "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n";
     let body = unary().to_string();
     let (house, engine) = House::playing(whole_answer());
@@ -323,9 +323,9 @@ async fn c61_two_lengths_or_a_length_and_chunks_are_not_read_in_two_ways() {
     house.end().await;
 }
 
-/// What a client says of where it comes from does not reach an engine: the address that we saw does.
+/// A client's claims about its origin do not reach an engine; the address seen by the gateway does.
 #[tokio::test(start_paused = true)]
-async fn c100_an_engine_sees_the_address_that_we_saw() {
+async fn c100_an_engine_gets_the_address_that_the_gateway_saw() {
     let (house, engine) = House::playing(whole_answer());
     for (address, shown) in
         [("192.0.2.7", "192.0.2.7"), ("::ffff:192.0.2.8", "192.0.2.8"), ("2001:db8::1", "2001:db8::1")]
@@ -348,7 +348,7 @@ async fn c100_an_engine_sees_the_address_that_we_saw() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c103_what_stands_behind_the_last_chunk_is_a_field_line_or_the_request_is_refused() {
+async fn c103_only_valid_trailers_may_follow_the_last_chunk() {
     let post = "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n";
     let body = unary().to_string();
     let (house, engine) = House::playing(whole_answer());
@@ -447,7 +447,7 @@ async fn c111_a_connection_of_http2_that_breaks_the_protocol_counts_once() {
         assert_eq!(page.sum("goodput_bad_heads_total", &[("reason", "malformed")]), f64::from(count), "{what}");
         assert_eq!(page.sum("goodput_requests_finished_total", &[]), 0.0, "{what}");
     }
-    // A client that leaves, or says goodbye, has broken nothing.
+    // A client that leaves, or says goodbye, violates nothing.
     for bytes in [[PREFACE, SETTINGS].concat(), [PREFACE, SETTINGS, &[0, 0, 8, 7, 0, 0, 0, 0, 0], &[0; 8]].concat()] {
         let mut client = house.connect(64 * 1024);
         client.send(bytes).await;
@@ -500,7 +500,7 @@ async fn c62_the_length_fits_the_body_after_an_edit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c63_everything_but_the_insertion_is_byte_for_byte_the_clients() {
+async fn c63_everything_but_the_insertion_is_unchanged() {
     let text = concat!(
         r#"{ "seed":123456789012345678901234567890, "temperature":1e2,"top_p" : 1.10, "x":-0,"#,
         r#""zeta":1,"zeta":2,"alpha":{"b":1,"a":2},"text":"\u00e9\/","stream":true,"model":"m1","#,
@@ -517,7 +517,7 @@ async fn c63_everything_but_the_insertion_is_byte_for_byte_the_clients() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c63_what_is_grammatical_but_out_of_range_is_relayed() {
+async fn c63_valid_json_beyond_usual_ranges_is_relayed() {
     let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
     for odd in [r#""\ud83d""#, "1e400", deep.as_str()] {
         let text = format!(r#"{{"model":"m1","stream":true,"messages":[{{"role":"user","content":{odd}}}]}}"#);
@@ -578,7 +578,7 @@ async fn c64_a_final_slash_is_nothing_and_the_query_stays_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c64_no_way_of_writing_a_path_reaches_another_one() {
+async fn c64_no_spelling_of_a_path_reaches_another_one() {
     let (house, engine) = House::playing(whole_answer());
     for path in [
         "/v1/models/../chat/completions",
@@ -598,7 +598,7 @@ async fn c64_no_way_of_writing_a_path_reaches_another_one() {
 
 // --- injected usage ---
 
-/// What the client asks about usage.
+/// The client's request for usage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Asks {
     Nothing,
@@ -660,7 +660,7 @@ async fn c66_nothing_is_injected_where_it_does_not_belong() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c66_injected_usage_of_every_event_is_taken_out_again() {
+async fn c66_injected_usage_is_removed_from_every_event() {
     let yaml = Yaml::default().with("inject: {usage: true, continuous_usage: true}");
     let script = Script::stream()
         .say_all([(10, with_usage(&r(), 5, 0)), (100, with_usage(&t("a"), 5, 1)), (120, with_usage(&t("b"), 5, 2))])
@@ -766,7 +766,7 @@ fn send_form(path: &str, body: String) -> Ask {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_form_only_the_model_is_read_and_no_byte_is_changed() {
+async fn a_form_is_unchanged_and_only_its_model_is_read() {
     let (house, engine) = House::playing(Script::json(200, r#"{"text":"hello"}"#));
     let body = form(&[("temperature", "0"), ("model", "m1")]);
     let answer = house.send(send_form("/v1/audio/transcriptions", body.clone())).await.whole().await;
@@ -799,7 +799,7 @@ async fn forms_that_cannot_be_served_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_form_on_a_path_of_json_is_no_json() {
+async fn a_form_on_a_json_path_is_rejected() {
     let (house, engine) = House::playing(whole_answer());
     let answer = house.send(send_form(CHAT, form(&[("model", "m1")]))).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (400, Some("unreadable_body")));

@@ -1,5 +1,4 @@
-//! What was found while the gateway was in use (from C76 of `docs/cases.md` on): streams, counts
-//! and moments.
+//! Findings of real use (from C76 of `docs/cases.md` on): streams, counts and moments.
 
 use crate::support::scripted_engine::{Script, fixtures::*};
 use bytes::Bytes;
@@ -14,7 +13,7 @@ fn flat(code: u16) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c76_half_an_answer_and_a_flat_error_is_the_engines_failure() {
+async fn c76_a_partial_response_and_a_flat_error_are_an_engine_failure() {
     for error in [r#"{"detail":"Internal Server Error"}"#.to_owned(), flat(500), flat(400)] {
         let script = Script::stream().at(10).say(r()).say(t("a")).at(20).say(t("b")).say(&error).say(d()).end();
         let (house, _engine) = House::playing(script);
@@ -26,7 +25,7 @@ async fn c76_half_an_answer_and_a_flat_error_is_the_engines_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c76_a_flat_error_before_the_first_token_is_tried_again_by_its_code() {
+async fn c76_a_flat_error_before_the_first_token_is_retried_by_its_code() {
     let good = || Script::stream().at(30).say(t("a")).say(f("stop")).say(u(9, 1)).say(d()).end();
     for (code, retries, verdict) in
         [(500, "fault", "met"), (503, "push_back", "met"), (400, "", "excluded(invalid_request)")]
@@ -98,7 +97,7 @@ async fn c82_the_defaults_let_a_tool_call_be_written_in_silence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c86_a_stored_thing_that_nobody_stored_is_the_clients_word() {
+async fn c86_an_unknown_stored_object_is_an_invalid_request() {
     let gone = Script::json(404, json!({"error": {"message": "no such response", "code": 404}}).to_string());
     let yaml = Yaml::default().routes("- {model: m1, pools: [a]}");
     for (path, body, verdict) in [
@@ -124,7 +123,7 @@ async fn c86_a_stored_thing_that_nobody_stored_is_the_clients_word() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c87_a_message_without_its_last_word_is_whole() {
+async fn c87_a_message_without_message_stop_is_complete() {
     let events = [
         json!({"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}}),
         json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}),
@@ -142,7 +141,7 @@ async fn c87_a_message_without_its_last_word_is_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c90_an_answer_that_is_over_is_ended_after_a_second() {
+async fn c90_a_finished_response_is_ended_after_a_second() {
     let ends = [
         (CHAT, stream_with_usage(), vec![t("a"), f("stop"), u(9, 1), d()]),
         (CHAT, stream(), vec![t("a"), f("stop")]),
@@ -171,7 +170,7 @@ async fn c90_an_answer_that_is_over_is_ended_after_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c90_a_finish_that_is_taken_back_ends_nothing() {
+async fn c90_a_revoked_finish_ends_nothing() {
     let script =
         Script::stream().at(100).say(t("a")).say(f("stop")).at(1050).say(t("b")).at(3000).say(t("c")).say(f("stop"));
     let (house, _engine) =
@@ -211,7 +210,7 @@ async fn uploaded_late(yaml: &Yaml) -> (House, Line) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c96_slow_hands_are_no_miss_unless_the_class_counts_them() {
+async fn c96_a_slow_upload_is_no_miss_unless_the_class_counts_it() {
     let promise = [("ttft_seconds", 0.5), ("e2e_seconds", 1.0)];
     let (house, line) = uploaded_late(&Yaml::default().promise(&promise)).await;
     assert_eq!((line.verdict(), line.ttft(), line.e2e()), ("met".into(), Some(100.0), Some(100.0)));
@@ -226,7 +225,7 @@ async fn c96_slow_hands_are_no_miss_unless_the_class_counts_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c96_a_request_that_comes_at_once_has_waited_for_nobody() {
+async fn c96_a_request_in_one_piece_has_no_client_wait() {
     let (house, _engine) = House::playing(quick());
     let mut client = house.connect(64 * 1024);
     client.post(CHAT, &stream()).await;
@@ -246,7 +245,7 @@ async fn c96_a_request_that_comes_at_once_has_waited_for_nobody() {
     house.end().await;
 }
 
-/// The events of vLLM where usage is asked for: what stood on the finish event stands behind it.
+/// vLLM's events with requested usage: members of the finish event move to the usage event.
 fn of_vllm(body: &Value, usage_after: u64) -> Script {
     let asks = |name: &str| body["stream_options"][name] == true;
     let (usage, each) = (asks("include_usage"), asks("include_usage") && asks("continuous_usage_stats"));
@@ -261,7 +260,7 @@ fn of_vllm(body: &Value, usage_after: u64) -> Script {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c104_c105_the_client_gets_what_the_engine_would_have_sent_without_us() {
+async fn c104_c105_the_client_gets_the_engines_response_as_without_injection() {
     let values = [None, Some(Value::Null), Some(json!(false)), Some(json!(true))];
     for include in &values {
         for continuous in &values {
@@ -301,7 +300,7 @@ async fn c104_c105_the_client_gets_what_the_engine_would_have_sent_without_us() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn c105_the_finish_event_waits_for_a_few_milliseconds_and_no_longer() {
+async fn c105_the_finish_event_is_held_for_a_few_milliseconds_only() {
     let script = Script::stream().at(100).say(t("a")).at(120).say(f("stop")).at(500).say(u(9, 2)).say(d()).end();
     let (house, _engine) = House::playing(script);
     let answer = house.chat(stream()).await.whole().await;
@@ -319,7 +318,7 @@ async fn c105_the_finish_event_waits_for_a_few_milliseconds_and_no_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c105_of_an_engine_that_moves_fields_the_usage_event_is_waited_for() {
+async fn c105_the_usage_event_of_an_engine_that_moves_fields_is_awaited() {
     let whole = |usage_after: u64| of_vllm(&json!({"stream_options": {"include_usage": true}}), usage_after);
     let without_usage = Script::stream().at(100).say(t("a")).at(130).say(f("stop")).at(5000).say(d()).end();
     let house = House::new(&Yaml::default());
@@ -342,7 +341,7 @@ async fn c105_of_an_engine_that_moves_fields_the_usage_event_is_waited_for() {
 
 // --- C96, other hands that are slow ---
 
-/// A chat body of this text, in two halves, the second of which comes so many milliseconds later.
+/// A chat body with this text, in two halves, the second of which arrives this many milliseconds later.
 fn late_half(
     house: &House,
     text: &[u8],
@@ -359,7 +358,7 @@ fn late_half(
 }
 
 #[tokio::test(start_paused = true)]
-async fn c96_no_limit_of_the_class_runs_while_the_client_is_waited_for() {
+async fn c96_no_time_limit_of_the_class_runs_during_the_clients_wait() {
     for (limits, body) in [
         ("first_token: 1s", stream()),
         ("first_token: 1s, total: 1200ms", stream()),
@@ -383,7 +382,7 @@ async fn c96_no_limit_of_the_class_runs_while_the_client_is_waited_for() {
             assert_eq!((line.verdict(), line.e2e()), ("met".into(), Some(100.0)), "{limits}");
             assert_eq!((engine.log().requests().len(), house.states("a")), (1, vec!["up"]));
             house.end().await;
-            // What is counted runs from the arrival, and so do its limits.
+            // With `counted`, measures and limits run from the arrival.
             let (house, _engine) = House::playing_with(&yaml.class("upload: counted"), script.clone());
             let request = late_half(&house, body.to_string().as_bytes(), 1400, &[]);
             let answer = house.send_body(request).await.whole().await;
@@ -395,7 +394,7 @@ async fn c96_no_limit_of_the_class_runs_while_the_client_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c96_slow_hands_are_no_miss_however_a_body_comes() {
+async fn c96_a_slow_upload_is_no_miss_in_any_framing() {
     let promise = [("ttft_seconds", 0.5), ("e2e_seconds", 1.0)];
     let text = stream().to_string();
     let met = async |house: House, wait: f64| {
@@ -455,7 +454,7 @@ async fn c96_slow_hands_are_no_miss_however_a_body_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c96_who_leaves_an_upload_has_met_no_promise_and_broken_none() {
+async fn c96_a_leave_during_the_upload_is_neither_met_nor_missed() {
     let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5), ("e2e_seconds", 1.0)]);
     for class in ["upload: excluded", "upload: counted"] {
         let (house, engine) = House::playing_with(&yaml.clone().class(class), quick());

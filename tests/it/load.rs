@@ -108,7 +108,7 @@ fn stream(first: u64, last: u64) -> Script {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_answer_slows_the_schedule_and_each_is_judged_from_its_scheduled_time() {
+async fn slow_responses_do_not_delay_the_schedule_and_are_judged_from_it() {
     let engine = ScriptedEngine::in_turn(Clock::start(), vec![stream(1500, 1540), stream(300, 340), stream(300, 440)]);
     let plan = vec![planned(0), planned(100), planned(200)];
     let ran = ran(&scripted(&engine), class(1000, 50), plan, RunLimits::default()).await;
@@ -170,7 +170,7 @@ async fn every_way_to_fail_is_a_miss_with_its_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_is_not_there_and_a_client_without_sockets_are_told_apart() {
+async fn an_absent_engine_and_a_client_without_sockets_are_distinguished() {
     let refuses = target(|| Err(io::ErrorKind::ConnectionRefused.into()));
     let refused = ran(&refuses, class(1000, 50), vec![planned(0)], RunLimits::default()).await;
     assert_eq!(refused.verdicts(), ["missed(upstream_unavailable)"]);
@@ -181,7 +181,7 @@ async fn an_engine_that_is_not_there_and_a_client_without_sockets_are_told_apart
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_open_after_the_drain_is_judged_like_a_time_out() {
+async fn requests_open_after_the_drain_are_judged_like_timeouts() {
     let begun = Script::stream().say(t("a")).wait(Duration::from_secs(2)).say(t("b")).silence();
     let engine = ScriptedEngine::in_turn(Clock::start(), vec![Script::new().silence(), begun, stream(10, 20)]);
     let limits = RunLimits { drain: Some(Duration::from_millis(1500)), ..RunLimits::default() };
@@ -192,7 +192,7 @@ async fn what_is_open_after_the_drain_is_judged_like_a_time_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_planned_leave_is_judged_by_what_was_broken_then() {
+async fn a_planned_leave_is_judged_by_the_objectives_broken_by_then() {
     let engine = ScriptedEngine::always(Clock::start(), Script::new().silence());
     let leaving = |at, after| PlannedRequest { leaves_after: Some(Duration::from_millis(after)), ..planned(at) };
     let plan = vec![leaving(0, 900), leaving(0, 1100)];

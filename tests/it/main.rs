@@ -12,6 +12,7 @@ mod early_heads;
 mod engine_priority;
 mod engine_selection;
 mod engines;
+mod fleet_budgets;
 mod framing;
 mod http;
 mod in_use;

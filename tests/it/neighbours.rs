@@ -297,7 +297,7 @@ async fn beside(has_seats: bool, moves: &[(u64, Move)]) -> (Endings, f64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c94_to_c99_each_by_itself_leaves_the_outcomes_of_others_as_they_are() {
+async fn c94_to_c99_each_alone_does_not_change_the_outcomes_of_others() {
     for has_seats in [false, true] {
         let (alone, missed) = beside(has_seats, &[]).await;
         assert_eq!(alone.len(), 70);
@@ -318,7 +318,7 @@ proptest! {
 
     /// The same of any mix of them.
     #[test]
-    fn any_mix_of_what_one_tenant_may_try_leaves_the_outcomes_of_others_as_they_are(
+    fn no_mix_of_one_tenants_attacks_changes_the_outcomes_of_others(
         moves in prop::collection::vec((0..6000_u64, prop::sample::select(&MOVES[..])), 1..60),
         has_seats in any::<bool>(),
     ) {

@@ -1,4 +1,4 @@
-//! What operators rely on: closed labels, no secret in any output, faults of our own
+//! Operators' requirements: closed label sets, no secret in any output, faults of the gateway
 //! (`docs/cases.md`, metrics and logs).
 
 use std::io;
@@ -59,7 +59,7 @@ async fn c68_nothing_that_a_client_sends_makes_a_series() {
     house.end().await;
 }
 
-/// What is logged.
+/// Captured log lines.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -134,7 +134,7 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
         let taken = tokio::time::timeout(ms(200), reply.whole()).await;
         outputs.extend(taken.map(|answer| format!("{:?}{}", answer.headers, answer.text())).ok());
     }
-    // A path or model that is not served is told; a query never is.
+    // Unknown paths and models are logged; queries never are.
     for path in ["/v1/models?key=CANARY5", "/v1/models/nobody?key=CANARY5", "/nothing?key=CANARY5"] {
         let ask = Ask::of(Method::GET, path).header("authorization", "Bearer sk-CANARY1");
         let answer = house.send(ask).await.whole().await;
@@ -181,7 +181,7 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_access_line_names_the_endpoint_and_what_was_asked_for_in_vain() {
+async fn the_access_line_names_the_endpoint_and_unknown_paths_and_models() {
     let yaml = Yaml::default().routes("  - {model: [m1], pools: [a]}");
     let (house, _engine) = House::playing_with(&yaml, Script::json(200, whole("x", 5, 1)));
     let get = |path: &str| Ask::of(Method::GET, path);
@@ -206,9 +206,9 @@ async fn the_access_line_names_the_endpoint_and_what_was_asked_for_in_vain() {
     house.end().await;
 }
 
-/// What is asked for in vain is told once a minute in the log, with how many were left out.
+/// Unknown paths and models are logged once a minute, with the number left out.
 #[tokio::test(start_paused = true)]
-async fn an_unknown_path_is_told_once_a_minute_in_the_log() {
+async fn an_unknown_path_is_logged_once_a_minute() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
     let _guard = tracing::subscriber::set_default(subscriber);
@@ -227,7 +227,7 @@ async fn an_unknown_path_is_told_once_a_minute_in_the_log() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusals_name_no_engine() {
+async fn rejections_name_no_engine() {
     for script in [Script::new().reset(), Script::new().write("x\r\n\r\n").close(), Script::new().silence()] {
         let yaml = Yaml::default().class("timeouts: {first_token: 600ms}");
         let (house, _engine) = House::playing_with(&yaml, script);
@@ -239,7 +239,7 @@ async fn refusals_name_no_engine() {
     }
 }
 
-/// A request body that fails in a way nobody foresaw.
+/// A request body that fails unexpectedly.
 struct Panics;
 
 impl Body for Panics {
@@ -354,7 +354,7 @@ async fn met_and_missed_and_excluded_are_all_that_finished() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_left_is_down_for_ten_minutes_and_then_gone_whoever_looks() {
+async fn the_series_of_a_removed_engine_stay_for_ten_minutes() {
     let house = House::new(&Yaml::default().engines_of_first(&["e1"]));
     let up = |house: &House, engine| {
         let labels = [("pool", "a"), ("engine", engine)];
@@ -376,7 +376,7 @@ async fn an_engine_that_left_is_down_for_ten_minutes_and_then_gone_whoever_looks
 }
 
 #[tokio::test(start_paused = true)]
-async fn c70_an_engine_that_refuses_connections_is_out_at_once() {
+async fn c70_an_engine_that_refuses_connections_is_ejected_at_once() {
     let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2"]));
     let works = house.engine("e2", vec![good()]);
     for _ in 0..20 {
@@ -432,7 +432,7 @@ async fn c70_an_engine_whose_readiness_is_off_gets_no_new_requests_and_finishes_
     house.end().await;
 }
 
-/// An operator takes an engine out under load: what it has goes on, nothing new comes, and it comes back.
+/// An operator drains an engine under load: its requests finish, no new ones come, and it returns.
 #[tokio::test(start_paused = true)]
 async fn a_drained_engine_gets_no_new_requests_and_finishes_the_old() {
     let yaml = Yaml::default().engines_of_first(&["e1", "e2"]).with("balance: round_robin");
@@ -463,9 +463,9 @@ async fn a_drained_engine_gets_no_new_requests_and_finishes_the_old() {
     house.end().await;
 }
 
-/// Where a miss spent its time: the attempts, with how each failed.
+/// A miss records its attempts, with the failure of each.
 #[tokio::test(start_paused = true)]
-async fn a_miss_tells_which_engines_were_asked_and_how_they_failed() {
+async fn a_recent_miss_lists_the_engines_tried_and_their_failures() {
     let yaml =
         Yaml::default().promise(&[("ttft_seconds", 0.5)]).engines_of_first(&["e1", "e2"]).with("balance: round_robin");
     let house = House::new(&yaml);

@@ -1,6 +1,6 @@
-//! What each overload level buys: the same minute of too much load, in virtual time, on the
-//! same simulated engine behind the whole gateway, with one level in force at a time. The table
-//! stands in `docs/degradation.md`; `--nocapture` prints it.
+//! Effect of each overload action: the same minute of overload, in virtual time, on the same simulated engine
+//! behind the whole gateway, with one action in force at a time. The table is in `docs/degradation.md`;
+//! `--nocapture` prints it.
 
 use std::fmt::Write;
 
@@ -18,8 +18,8 @@ const SECONDS: f64 = 60.0;
 
 const NEVER: &str = "enter_when: {queue_wait_above: 1h}";
 
-/// Two pools; everybody goes to the first, the second is for spilling. The levels of `chat`
-/// are those of the table, `agent` may be deferred.
+/// Two pools: all requests use the first, the second is for spilling. The levels of `chat` are those of the
+/// table, `agent` may be deferred.
 fn yaml(levels: &str) -> Yaml {
     let queue = "queue: {max_wait: 10s}";
     Yaml::default()
@@ -74,7 +74,7 @@ fn body(number: usize, class: &str) -> Value {
     body
 }
 
-/// Of 100 judged requests of each class, how many were met; and what `chat` got, in tokens.
+/// Met requests per 100 judged of each class, and the tokens of `chat`.
 struct Row {
     met: [f64; 3],
     tokens: f64,
@@ -106,7 +106,7 @@ async fn minute(levels: &str, prepare: impl FnOnce(&House)) -> Row {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_each_lever_buys_and_costs() {
+async fn each_overload_action_has_its_measured_gain_and_cost() {
     let nothing = minute("priority: normal", |_| ()).await;
     let mut rows = vec![("nothing", nothing)];
     let deferred = minute("priority: normal", |house| drop(house.gateway.force_level("agent", Some(1), None).unwrap()));
@@ -132,7 +132,7 @@ async fn what_each_lever_buys_and_costs() {
     assert!(include_str!("../../docs/degradation.md").contains(&table), "put this into docs/degradation.md:\n{table}");
     let met = |name: &str| rows.iter().find(|(row, _)| *row == name).expect("a row").1.met;
     let tokens = |name: &str| rows.iter().find(|(row, _)| *row == name).expect("a row").1.tokens;
-    // What the text beside the table says. Less work for each answer is what buys most ...
+    // The statements beside the table. Reducing the work per response gains most ...
     for lever in ["cap_output: 40", "reasoning_off"] {
         assert!(met(lever)[0] > met("nothing")[0] + 10.0 && met(lever)[2] > met("nothing")[2], "{table}");
         assert!(tokens(lever) < 0.8 * tokens("nothing"), "{table}");

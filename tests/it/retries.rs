@@ -62,8 +62,8 @@ fn once_per_connection(house: &House) -> ScriptedEngine {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c44_retry_row_stale_line_is_always_tried_once_more_and_is_no_attempt() {
-    // No budget at all: this retry does not draw from it.
+async fn c44_retry_row_stale_connection_is_retried_once_and_is_no_attempt() {
+    // Without a retry budget, because this retry does not draw from it.
     let house = House::new(&Yaml::default().with("retries: {after_fault: 0, share: 0, floor_per_10s: 0}"));
     let engine = once_per_connection(&house);
     for _ in 0..100 {
@@ -80,7 +80,7 @@ async fn c44_retry_row_stale_line_is_always_tried_once_more_and_is_no_attempt() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn c44_after_a_stale_line_no_other_old_line_is_tried() {
+async fn c44_after_a_stale_connection_no_other_idle_one_is_tried() {
     let house = House::new(&Yaml::default().with("retries: {after_fault: 0, share: 0, floor_per_10s: 0}"));
     let engine = once_per_connection(&house);
     let send = async || house.chat(unary()).await.whole().await.status;
@@ -120,7 +120,7 @@ async fn c44_a_fresh_connection_that_is_closed_is_the_engines_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c44_a_second_failure_after_a_stale_line_is_a_failover() {
+async fn c44_a_second_failure_after_a_stale_connection_is_a_failover() {
     let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2"]));
     let breaks = ScriptedEngine::new(house.clock, |request| match request.number {
         0 => Script::json(200, whole("x", 1, 1)),
@@ -137,7 +137,7 @@ async fn c44_a_second_failure_after_a_stale_line_is_a_failover() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lines_are_used_again_and_not_after_four_seconds() {
+async fn connections_are_reused_and_not_after_four_seconds() {
     let (house, engine) = House::playing(Script::json(200, whole("x", 1, 1)));
     for pause in [0, 3900, 4100] {
         house.sleep(ms(pause)).await;
@@ -245,7 +245,7 @@ async fn a_limit_that_passes_while_the_connection_is_made_is_a_connect_failure()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gateway_without_descriptors_says_so_and_holds_it_against_no_engine() {
+async fn a_gateway_without_descriptors_reports_it_and_blames_no_engine() {
     let yaml = Yaml::default().class("hold_head: 100ms").class("keepalive_seconds: 1");
     let house = House::new(&yaml.with("breaker: {faults: 1, within: 10s, open: 5s}"));
     house.network.lack("e1");
@@ -257,7 +257,7 @@ async fn a_gateway_without_descriptors_says_so_and_holds_it_against_no_engine() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn behind_a_head_of_ours_a_limit_that_passes_while_the_connection_is_made_is_the_same() {
+async fn after_an_early_head_a_limit_during_connecting_is_a_connect_failure_too() {
     let yaml = Yaml::default().class("timeouts: {first_token: 500ms}").class("hold_head: 100ms");
     let yaml = yaml.class("keepalive_seconds: 1").with("breaker: {faults: 1, within: 10s, open: 5s}");
     let house = House::new(&yaml);
@@ -271,7 +271,7 @@ async fn behind_a_head_of_ours_a_limit_that_passes_while_the_connection_is_made_
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_there_was_is_relayed_where_a_limit_passes_while_the_next_connection_is_made() {
+async fn an_earlier_response_is_relayed_if_a_limit_passes_during_the_next_connect() {
     let yaml = Yaml::default().engines_of_first(&["e1", "e2"]).class("timeouts: {first_token: 500ms}");
     let house = House::new(&yaml);
     house.engine("e1", vec![status(503)]);
@@ -306,7 +306,7 @@ async fn retry_row_push_back_goes_to_another_engine_without_breaker_effect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_row_push_back_told_by_type_alone() {
+async fn retry_row_push_back_by_error_type_alone() {
     let typed = r#"{"error":{"message":"busy","type":"overloaded_error"}}"#;
     let first = Script::stream().at(50).say(typed).end();
     let (house, engines) = House::many(&Yaml::default(), 2, vec![first, good()]);
@@ -345,7 +345,7 @@ fn retry_after(value: &str) -> Script {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c46_a_push_back_and_its_retry_after_are_relayed_where_nobody_else_can_serve() {
+async fn c46_a_push_back_and_its_retry_after_are_relayed_without_another_engine() {
     let (house, _engine) = House::playing(retry_after("30"));
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (429, Some("30")));
@@ -361,7 +361,7 @@ async fn c46_a_push_back_and_its_retry_after_are_relayed_where_nobody_else_can_s
 }
 
 #[tokio::test(start_paused = true)]
-async fn c46_with_two_engines_the_second_serves_and_the_first_stands_behind() {
+async fn c46_with_two_engines_the_second_serves_while_the_first_cools_down() {
     let (house, engines) = House::many(&Yaml::default(), 2, vec![retry_after("30"), good()]);
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!(answer.text(), good_body());
@@ -389,7 +389,7 @@ async fn c46_a_retry_after_beyond_reason_is_clamped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn if_all_cool_the_one_that_is_free_soonest_is_asked() {
+async fn if_all_cool_down_the_first_to_recover_is_tried() {
     let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2"]));
     let long = house.engine("e1", vec![retry_after("50"), good()]);
     let short = house.engine("e2", vec![retry_after("20"), good()]);
@@ -454,7 +454,7 @@ async fn retry_row_fault_has_breaker_effect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_row_fault_twice_alike_is_the_requests_doing() {
+async fn retry_row_the_same_fault_twice_is_caused_by_the_request() {
     let yaml = Yaml::default().with("retries: {after_fault: 5}").with("breaker: {faults: 1, within: 10s, open: 5s}");
     for failing in [status(500), twin(500)] {
         let (house, engines) = House::many(&yaml, 4, vec![failing]);
@@ -475,7 +475,7 @@ async fn retry_row_fault_twice_alike_is_the_requests_doing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_row_fault_twice_unlike_goes_on_and_both_count() {
+async fn retry_row_two_different_faults_continue_and_both_count() {
     let yaml = Yaml::default().with("retries: {after_fault: 5}").with("breaker: {faults: 1, within: 10s, open: 5s}");
     let (house, engines) = House::many(&yaml, 4, vec![status(500), status(502), good()]);
     let answer = house.chat(stream()).await.whole().await;
@@ -486,7 +486,7 @@ async fn retry_row_fault_twice_unlike_goes_on_and_both_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_breaks_off_in_its_preamble_everywhere_is_a_502_and_truncated() {
+async fn a_stream_truncated_in_its_preamble_by_every_engine_is_a_502() {
     let (house, engines) = House::many(&Yaml::default(), 2, vec![Script::stream().at(50).say(r()).end()]);
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!(asked(&engines), 2);
@@ -497,7 +497,7 @@ async fn a_stream_that_breaks_off_in_its_preamble_everywhere_is_a_502_and_trunca
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_speaks_no_http_is_a_502() {
+async fn a_response_that_is_not_http_is_a_502() {
     let (house, _engine) = House::playing(Script::new().at(50).write("SSH-2.0-OpenSSH\r\n").close());
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (502, Some("engine_garbage")));
@@ -508,7 +508,7 @@ async fn an_engine_that_speaks_no_http_is_a_502() {
 // --- injections ---
 
 #[tokio::test(start_paused = true)]
-async fn retry_row_injection_refused_is_tried_without_it_outside_the_budget() {
+async fn retry_row_a_rejected_injection_is_retried_without_it_outside_the_budget() {
     for refusing in [400, 422] {
         let yaml = Yaml::default()
             .with("retries: {after_fault: 0, share: 0, floor_per_10s: 0}")
@@ -537,7 +537,7 @@ async fn retry_row_injection_refused_is_tried_without_it_outside_the_budget() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_row_injection_refused_told_in_band() {
+async fn retry_row_an_injection_rejected_in_band_is_retried_without_it() {
     let house = House::new(&Yaml::default());
     let picky = ScriptedEngine::new(house.clock, |request| match request.json()["stream_options"].is_null() {
         true => good(),
@@ -550,7 +550,7 @@ async fn retry_row_injection_refused_told_in_band() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_row_injection_that_is_refused_either_way_was_not_the_reason() {
+async fn retry_row_a_body_rejected_with_and_without_injection_was_not_rejected_for_it() {
     let (house, engine) = House::playing(status(400));
     for (number, requests) in [(1, 2), (2, 4)] {
         let answer = house.chat(stream()).await.whole().await;
@@ -562,7 +562,7 @@ async fn retry_row_injection_that_is_refused_either_way_was_not_the_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_row_injection_accepted_a_moment_ago_is_not_the_reason_of_a_400() {
+async fn retry_row_a_recently_accepted_injection_is_not_the_reason_of_a_400() {
     let house = House::new(&Yaml::default());
     let engine = house.engine("e1", vec![good(), status(400), status(400), good()]);
     house.chat(stream()).await.whole().await;
@@ -576,7 +576,7 @@ async fn retry_row_injection_accepted_a_moment_ago_is_not_the_reason_of_a_400() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_row_injection_a_400_to_a_body_without_one_is_relayed() {
+async fn retry_row_a_400_to_a_body_without_injection_is_relayed() {
     let (house, engine) = House::playing(status(400));
     for body in [stream_with_usage(), unary()] {
         assert_eq!(house.chat(body).await.whole().await.status, 400);
@@ -585,7 +585,7 @@ async fn retry_row_injection_a_400_to_a_body_without_one_is_relayed() {
     house.end().await;
 }
 
-// --- what is never tried again ---
+// --- never retried ---
 
 #[tokio::test(start_paused = true)]
 async fn retry_row_other_answers_are_relayed_at_once() {
@@ -615,7 +615,7 @@ async fn retry_row_other_answers_are_relayed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_401_counts_as_the_clients_only_where_its_own_key_went_along() {
+async fn a_401_is_the_clients_only_if_its_own_key_was_forwarded() {
     let yaml = Yaml::default().engine("forward_authorization: true");
     for (key, verdict) in [(true, "excluded(unauthorized)"), (false, "missed(upstream_error)")] {
         let (house, engine) = House::playing_with(&yaml, status(401));
@@ -643,7 +643,7 @@ async fn a_404_for_a_model_of_a_pattern_is_the_clients_until_it_was_served_once(
 }
 
 #[tokio::test(start_paused = true)]
-async fn c42_nothing_is_tried_again_once_a_token_left() {
+async fn c42_no_retry_after_a_token_was_sent() {
     for ending in [Script::reset as fn(Script) -> Script, Script::end] {
         let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
         let first = ending(Script::stream().at(10).say(r()).at(20).say(t("A")).at(50));
@@ -660,7 +660,7 @@ async fn c42_nothing_is_tried_again_once_a_token_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c42_an_error_behind_a_token_is_the_engines_fault_whatever_its_code() {
+async fn c42_an_error_after_a_token_is_the_engines_fault_whatever_its_code() {
     for code in [400, 429, 500] {
         let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
         let first = Script::stream().at(20).say(t("A")).at(50).say(error("x", code)).say(d()).end();
@@ -674,7 +674,7 @@ async fn c42_an_error_behind_a_token_is_the_engines_fault_whatever_its_code() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c43_a_preamble_is_no_commitment() {
+async fn c43_a_preamble_does_not_commit_to_an_engine() {
     let first = Script::stream().at(10).say(r()).at(50).reset();
     let second = Script::stream().at(5).say(r()).at(100).say(t("b")).say(f("stop")).say(d()).end();
     let (house, engines) = House::many(&Yaml::default(), 2, vec![first, second]);
@@ -701,8 +701,8 @@ async fn c43_if_all_fail_the_client_gets_a_real_error_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_relayed_where_only_a_later_attempt_gave_none() {
-    // The first engine says 500, the second is reset: the answer that there is goes out.
+async fn an_earlier_response_is_relayed_if_a_later_attempt_has_none() {
+    // The first engine responds 500, the second resets: the existing response is relayed.
     let (house, engines) = House::many(&Yaml::default(), 2, vec![status(500), Script::new().at(50).reset()]);
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((asked(&engines), answer.status.as_u16()), (2, 500));
@@ -713,7 +713,7 @@ async fn an_answer_is_relayed_where_only_a_later_attempt_gave_none() {
 // --- the budget and the limits around it ---
 
 #[tokio::test(start_paused = true)]
-async fn without_a_budget_nothing_is_tried_again() {
+async fn without_a_retry_budget_there_is_no_retry() {
     let yaml = Yaml::default().with("retries: {share: 0, floor_per_10s: 0}");
     for first in [status(500), status(503), Script::new().at(50).reset()] {
         let (house, engines) = House::many(&yaml, 3, vec![first, good()]);
@@ -772,7 +772,7 @@ fn two_pools() -> Yaml {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_pool_is_asked_where_the_first_pushed_back_or_cannot_be_reached() {
+async fn the_next_pool_is_tried_after_push_back_or_failed_connections() {
     for first in [Some(status(503)), Some(twin(529)), None] {
         let house = House::new(&two_pools());
         let pushes_back = first.is_some();
@@ -793,7 +793,7 @@ async fn the_next_pool_is_asked_where_the_first_pushed_back_or_cannot_be_reached
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_further_pool_refuses_hides_no_overload_of_the_first() {
+async fn an_error_of_a_further_pool_hides_no_overload_of_the_first() {
     for (first, told, verdict) in [
         (Some(503), 503, "missed(upstream_overload)"),
         (Some(429), 429, "missed(upstream_overload)"),
@@ -831,7 +831,7 @@ async fn a_pool_whose_engines_are_all_out_is_passed_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_break_every_engines_answer_do_not_turn_everybody_else_away() {
+async fn requests_that_break_every_engine_do_not_block_the_others() {
     let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
     let broken = || Script::stream().at(10).say(t("a")).reset();
     let (house, engines) = House::many(&yaml, 2, vec![broken(), broken(), good()]);
@@ -873,7 +873,7 @@ async fn a_fault_that_opens_the_breaker_of_the_only_engine_does_not_spill_either
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_pushes_back_behind_a_pool_that_cannot_be_reached_needs_the_next_pools_budget() {
+async fn a_push_back_behind_an_unreachable_pool_uses_the_next_pools_budget() {
     let seat = "max_concurrency_per_engine: 1";
     let yaml = Yaml::default().with(seat).pool("b", &["f1"]).with(seat).pool("c", &["g1"]).with(seat);
     let house = House::new(&yaml.with("retries: {share: 0, floor_per_10s: 0}"));
@@ -890,7 +890,7 @@ async fn what_pushes_back_behind_a_pool_that_cannot_be_reached_needs_the_next_po
 }
 
 #[tokio::test(start_paused = true)]
-async fn c42_once_a_token_left_the_next_pool_hears_nothing_either() {
+async fn c42_after_a_token_was_sent_the_next_pool_is_not_tried_either() {
     let begun = || Script::stream().at(10).say(r()).at(20).say(t("A")).at(50);
     // An overload would have sent it on to the next pool at once, without the token.
     let overloaded = begun().say(error("own words", 529)).say(d()).end();
@@ -916,7 +916,7 @@ async fn c42_once_a_token_left_the_next_pool_hears_nothing_either() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c43_a_preamble_of_one_pool_is_no_commitment_against_the_next() {
+async fn c43_a_preamble_of_one_pool_does_not_exclude_the_next() {
     let house = House::new(&two_pools());
     let second = Script::stream().at(5).say(r()).at(100).say(t("b")).say(f("stop")).say(d()).end();
     let (a, b) = (house.engine("e1", vec![twin(529)]), house.engine("f1", vec![second]));
@@ -965,7 +965,7 @@ async fn c43_if_all_pools_fail_behind_a_preamble_the_client_gets_a_real_error_st
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_every_pool_pushes_back_the_last_answer_is_relayed() {
+async fn if_every_pool_pushes_back_the_last_response_is_relayed() {
     let house = House::new(&two_pools());
     house.engine("e1", vec![status(503)]);
     house.engine("f1", vec![status(429)]);
@@ -979,7 +979,7 @@ async fn where_every_pool_pushes_back_the_last_answer_is_relayed() {
 // --- twins in the other dialects ---
 
 #[tokio::test(start_paused = true)]
-async fn errors_told_in_band_by_the_other_dialects_are_tried_again_too() {
+async fn in_band_errors_of_the_other_dialects_are_retried_too() {
     let messages = |kind: &str| {
         let data = json!({"type": "error", "error": {"type": kind, "message": "own words"}});
         format!("event: error\ndata: {data}\n\n")
@@ -1038,7 +1038,7 @@ async fn an_engine_that_gives_up_before_the_first_token_is_followed_by_another()
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_gives_up_behind_a_token_or_again_has_failed() {
+async fn an_engine_that_gives_up_after_a_token_or_twice_has_failed() {
     for (reason, first, late) in [
         ("abort", "missed(upstream_error)", "missed(upstream_error)"),
         ("insufficient_system_resource", "missed(upstream_overload)", "missed(upstream_error)"),
@@ -1060,7 +1060,7 @@ async fn an_engine_that_gives_up_behind_a_token_or_again_has_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_engine_holds_against_the_request_is_not_tried_again_however_it_says_so() {
+async fn an_invalid_request_is_not_retried_in_any_spelling() {
     let chat = |error: serde_json::Value| format!("data: {}\n\n", json!({"error": error}));
     for said in [
         "error: {\"code\":400,\"message\":\"own words\"}\n\n".to_owned(),
@@ -1078,7 +1078,7 @@ async fn what_an_engine_holds_against_the_request_is_not_tried_again_however_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_that_say_nothing_hold_nothing_against_an_engine() {
+async fn empty_errors_do_not_count_against_an_engine() {
     let say = |event: String| event.replacen('{', "{\"error\":\"\",", 1);
     let script = Script::stream().at(10).say(say(r())).say(say(t("a"))).say(say(f("stop"))).say(d()).end();
     let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
@@ -1092,7 +1092,7 @@ async fn errors_that_say_nothing_hold_nothing_against_an_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_first_engine_did_counts_also_where_the_client_leaves_before_the_second_answers() {
+async fn the_first_engines_fault_counts_if_the_client_leaves_before_the_second_response() {
     let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
     let (house, engines) = House::many(&yaml, 2, vec![status(500), Script::new().silence()]);
     assert!(tokio::time::timeout(ms(200), house.chat(stream())).await.is_err());
@@ -1105,7 +1105,7 @@ async fn what_a_first_engine_did_counts_also_where_the_client_leaves_before_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_whose_own_words_never_end_is_relayed_and_cut() {
+async fn an_error_body_that_never_ends_is_relayed_and_cut() {
     let yaml = Yaml::default().class("timeouts: {idle: 300ms}").with("retries: {after_fault: 0}");
     let head = "HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{\"a";
     let (house, engine) = House::playing_with(&yaml, Script::new().at(50).write(head).silence());
@@ -1130,7 +1130,7 @@ async fn a_failure_without_a_body_is_relayed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_is_told_by_its_head_alone() {
+async fn a_failure_is_recognised_by_its_head_alone() {
     let head = |status| format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n");
     for status in [500, 503] {
         let slow = Script::new().at(50).write(head(status)).silence();

@@ -44,7 +44,7 @@ async fn open_serves_this_gateways_share() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_only_the_whole_limit_holds_takes_the_whole_share_and_owes_the_rest() {
+async fn a_request_larger_than_the_share_takes_all_of_it_and_owes_the_rest() {
     let yaml = shared("tokens_per_minute: 6000, tokens_burst: 900", "");
     let (house, _engine) = House::playing_with(&yaml, answer(500));
     assert_eq!(house.send(capped(800)).await.whole().await.status, 200, "it fits into 900, though not into 300");
@@ -60,7 +60,7 @@ async fn what_only_the_whole_limit_holds_takes_the_whole_share_and_owes_the_rest
 }
 
 #[tokio::test(start_paused = true)]
-async fn closed_refuses_and_says_that_it_is_our_fault() {
+async fn closed_rejects_as_an_internal_miss() {
     let yaml = shared("requests_per_minute: 60", ", on_failure: closed");
     let (house, engine) = House::playing_with(&yaml, answer(5));
     let refused = house.send(capped(10)).await.whole().await;
@@ -75,7 +75,7 @@ async fn closed_refuses_and_says_that_it_is_our_fault() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_has_no_limit_needs_no_store() {
+async fn a_tenant_without_limits_needs_no_store() {
     let yaml = shared("models: {m2: {requests_per_minute: 1}}", ", on_failure: closed");
     let (house, _engine) = House::playing_with(&yaml, answer(5));
     for _ in 0..3 {
@@ -90,7 +90,7 @@ async fn whoever_has_no_limit_needs_no_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_share_of_places_is_told_as_the_places_there_are() {
+async fn rejections_by_a_share_of_places_report_the_whole_limit() {
     let (house, _engine) = House::playing_with(&shared("concurrent_requests: 7", ""), answer(5));
     let running = [house.send(capped(10)).await, house.send(capped(10)).await];
     let refused = house.send(capped(10)).await.whole().await;

@@ -1,4 +1,4 @@
-//! What is measured, and against which promise (`docs/cases.md`).
+//! Measures and objectives (`docs/cases.md`).
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn reasoning(word: fn(&str) -> String) -> Script {
 #[tokio::test(start_paused = true)]
 async fn c17_reasoning_is_a_token_and_not_visible() {
     for word in [g as fn(&str) -> String, g_short] {
-        // TPOT 900 ms: the pause before the visible token is no concern of this test.
+        // TPOT 900 ms, because the pause before the visible token is not under test.
         let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5), ("tpot_seconds", 1.0)]);
         let (house, _engine) = House::playing_with(&yaml, reasoning(word));
         house.chat(stream_with_usage()).await.whole().await;
@@ -122,7 +122,7 @@ async fn c19_a_stream_in_one_event_is_held_to_the_derived_budget() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c19_a_whole_answer_is_held_to_the_derived_budget() {
+async fn c19_a_non_streaming_response_is_held_to_the_derived_budget() {
     for (when, verdict) in [(1400, "met"), (1450, "met"), (1500, "missed(e2e)")] {
         let script = Script::new().at(when).reply(200, &[("content-type", "application/json")], whole("x", 5, 20));
         let (house, _engine) = House::playing(script);
@@ -137,7 +137,7 @@ async fn c19_a_whole_answer_is_held_to_the_derived_budget() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c19_a_whole_answer_is_held_to_the_classs_own_e2e_where_it_has_one() {
+async fn c19_a_non_streaming_response_is_held_to_the_classs_e2e_if_it_has_one() {
     for (when, verdict) in [(1900, "met"), (2100, "missed(e2e)")] {
         let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5), ("tpot_seconds", 0.05), ("e2e_seconds", 2.0)]);
         let script = Script::new().at(when).reply(200, &[("content-type", "application/json")], whole("x", 5, 20));
@@ -149,7 +149,7 @@ async fn c19_a_whole_answer_is_held_to_the_classs_own_e2e_where_it_has_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c19_a_class_with_a_ttft_alone_does_not_judge_whole_answers() {
+async fn c19_a_class_with_ttft_alone_does_not_judge_non_streaming_responses() {
     for yaml in [Yaml::default().promise(&[("ttft_seconds", 0.5)]), Yaml::default().class("non_streaming: excluded")] {
         let script = Script::new().at(9000).reply(200, &[("content-type", "application/json")], whole("x", 5, 20));
         let (house, _engine) = House::playing_with(&yaml, script);
@@ -175,7 +175,7 @@ async fn c20_tpot_is_by_tokens_and_gaps_are_by_events() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn c20_without_usage_the_count_is_of_events_and_says_so() {
+async fn c20_without_usage_events_are_counted_and_labelled_so() {
     let yaml = Yaml::default().kind("generic");
     let events = (0..10).map(|i| (100 + 60 * i, t("three tokens")));
     let script = Script::stream().say_all(events).say(f("stop")).say(d()).end();
@@ -335,7 +335,7 @@ async fn c33_messages_usage_takes_the_last_explicit_value_of_each_field() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_asked_for_and_answered_in_json_came_all_at_once() {
+async fn a_json_body_for_a_streaming_request_arrives_all_at_once() {
     for (when, verdict) in [(400, "met"), (600, "missed(ttft)")] {
         let script = Script::new().at(when).reply(200, &[("content-type", "application/json")], whole("x", 5, 20));
         let (house, _engine) = House::playing(script);
@@ -348,7 +348,7 @@ async fn a_stream_asked_for_and_answered_in_json_came_all_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_nobody_asked_for_is_judged_as_one() {
+async fn an_unrequested_stream_is_judged_as_one() {
     let script =
         Script::stream().say_all([(100, t("a")), (200, t("b")), (200, f("stop")), (200, u(5, 2)), (200, d())]).end();
     let (house, _engine) = House::playing(script);
@@ -361,7 +361,7 @@ async fn a_stream_that_nobody_asked_for_is_judged_as_one() {
 
 #[tokio::test(start_paused = true)]
 async fn targets_of_the_request_tighten_and_only_loosen_where_allowed() {
-    // A first token at 400 ms, tokens every 40 ms; the class promises 500 and 50.
+    // A first token at 400 ms, tokens every 40 ms; the objectives are 500 and 50.
     let script = || {
         Script::stream()
             .say_all([(400, t("a")), (440, t("b")), (480, t("c"))])
@@ -452,7 +452,7 @@ async fn several_choices_are_judged_by_the_worst() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_at_all_is_empty_and_no_json_is_unparseable() {
+async fn an_empty_response_is_empty_and_a_body_that_is_not_json_is_unparseable() {
     let empty = Script::stream().at(100).say(d()).end();
     assert_eq!(line_of(empty).await.verdict(), "missed(empty)");
     let json = |body: &str| Script::new().at(100).reply(200, &[("content-type", "application/json")], body.to_owned());
@@ -519,8 +519,8 @@ async fn guests(house: &House, count: usize) -> Vec<Client> {
     clients
 }
 
-/// They ask again at one moment: the gateway begins some of them each time that it comes round, which
-/// takes a millisecond here. Some have heads that are longer than what is read at once.
+/// All requests come at once: the gateway starts some of them per scheduler turn, which takes a millisecond
+/// here. Some have heads longer than one read.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_to_be_read_takes_the_longer_for_it() {
     let (house, _engine) = House::playing(Script::json(200, whole("x", 5, 1)));
@@ -540,7 +540,7 @@ async fn a_request_that_waits_to_be_read_takes_the_longer_for_it() {
     let took: Vec<_> = lines[count..].iter().map(took).collect();
     let (first, last) = (took[0].0, took[count - 2].0.min(took[count - 1].0));
     assert!(last > 2.0 * first, "the last ones waited for the first ones: {took:?}");
-    // What is not the engine's doing is not told as if it were.
+    // Delays outside the engine are not reported as the engine's.
     assert!(took.iter().all(|(e2e, upload)| e2e - upload < first + 3.0), "{took:?}");
     house.end().await;
 }

@@ -1,6 +1,6 @@
-//! Wires of our own making (`tests/wire/made`): shapes that engines and hosted services are
-//! known to send, in every dialect, with what `docs/semantics.md` makes of each. Replayed
-//! through the observer and the judge, and through a whole gateway.
+//! Synthetic wires (`tests/wire/made`): forms that engines and hosted services are known to send, in every
+//! dialect, with their timelines by `docs/semantics.md`. Replayed through observer and judge, and through a
+//! whole gateway.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn yaml(class: &str) -> Yaml {
     let names = ["ttft_seconds", "tpot_seconds", "itl_seconds", "e2e_seconds"];
     let named = names.into_iter().zip(thresholds(class));
     let promise: Vec<(&str, f64)> = named.filter_map(|(name, millis)| Some((name, millis? as f64 / 1e3))).collect();
-    // Engines of no known kind: nothing is injected. And each answer is the only one.
+    // Engines of an unknown kind: nothing is injected, and each response is the only one.
     let yaml = Yaml::default().promise(&promise).kind("generic").with("retries: {after_fault: 0}");
     if class == "seen" { yaml.class("ttft_counts: first_visible_token") } else { yaml }
 }
@@ -141,13 +141,12 @@ impl Made {
         }
     }
 
-    /// What is seen of it, cut further at these places.
+    /// The timeline, cut further at these places.
     fn replay(&self, cuts: &BTreeSet<usize>) -> Timeline {
         self.replay_knowing(cuts, None).0
     }
 
-    /// The same by an observer that knows what such answers look like, with what was noted of
-    /// each piece, and how long it was.
+    /// The same by an observer with templates of such responses, with the info and length of each piece.
     fn replay_knowing(
         &self,
         cuts: &BTreeSet<usize>,
@@ -205,7 +204,7 @@ impl Made {
         ]
     }
 
-    /// A request that such an answer may follow.
+    /// A request that may get such a response.
     fn ask(&self) -> Ask {
         let mut body = self.wire.request.clone();
         body["model"] = json!("m1");
@@ -222,7 +221,7 @@ impl Made {
         Ask::post(&self.wire.path, body)
     }
 
-    /// An engine that answers so; `size`: at most so many bytes at a time.
+    /// An engine with this response; `size`: most bytes at a time.
     fn script(&self, size: usize) -> Script {
         let Made { wire, coding, .. } = self;
         let typed = Some(wire.content_type.as_str()).filter(|kind| *kind != "-");
@@ -248,7 +247,7 @@ fn millis(at: Option<Tick>) -> String {
 }
 
 #[test]
-fn what_the_observer_and_the_judge_make_of_each_stands_in_the_table() {
+fn timelines_and_verdicts_of_all_wires_match_the_table() {
     let (rows, all) = (table("made/made.tsv"), all());
     assert_eq!(rows.len(), all.len());
     let wrong: Vec<String> = rows
@@ -262,7 +261,7 @@ fn what_the_observer_and_the_judge_make_of_each_stands_in_the_table() {
 }
 
 #[test]
-fn however_they_are_cut_the_same_is_seen() {
+fn the_timeline_does_not_depend_on_the_cuts() {
     let mut chance = StdRng::seed_from_u64(9);
     for made in all() {
         let (whole, length) = (made.replay(&BTreeSet::new()), made.wire.body.len());
@@ -278,8 +277,8 @@ fn however_they_are_cut_the_same_is_seen() {
 }
 
 #[test]
-fn of_known_shapes_the_same_is_seen() {
-    // What is known comes from all of them, in either order.
+fn cached_templates_give_the_same_timeline() {
+    // Templates come from all of them, in either order.
     let (all, moulds) = (all(), [0, 1].map(|_| Arc::new(TemplateCache::new())));
     for made in &all {
         made.replay_knowing(&BTreeSet::new(), Some(&moulds[0]));
@@ -300,7 +299,7 @@ fn of_known_shapes_the_same_is_seen() {
 
 /// Plays a wire to a gateway. Returns what differs from the row.
 async fn through_the_gateway(made: &Made, row: &[String], size: usize) -> Option<String> {
-    // The key that an engine wants is the client's to send: what it says of it passes.
+    // The engine's key is the client's to send, so its rejection passes.
     let yaml = yaml(&made.class).engine("forward_authorization: true");
     let (house, _engine) = House::playing_with(&yaml, made.script(size));
     let (limit, left) = (made.wire.end.as_nanos() / 1_000_000, made.wire.ending == Ending::Left);
@@ -344,7 +343,7 @@ async fn all_through_the_gateway(size: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn through_a_whole_gateway_each_ends_as_the_table_says() {
+async fn through_a_whole_gateway_each_wire_ends_as_in_the_table() {
     all_through_the_gateway(usize::MAX).await;
 }
 
@@ -354,7 +353,7 @@ async fn through_a_whole_gateway_in_small_pieces_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn behind_a_long_event_without_its_blank_line_the_error_stands_apart() {
+async fn after_a_long_event_without_its_blank_line_the_error_is_separate() {
     let half = format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{}", "x".repeat(200_000));
     let whole = format!("{half}\"}}}}]}}");
     for (tail, tokens) in [(half, 1), (whole, 2)] {
@@ -381,13 +380,13 @@ fn is_usage_alone(read: &[u8]) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_usage_was_injected_its_own_events_alone_are_taken_out() {
+async fn only_injected_usage_events_are_removed() {
     let rows = table("made/made.tsv");
     for (row, made) in rows.iter().zip(all()).filter(|(_, made)| made.wire.ending == Ending::Clean) {
         let is_stream = made.wire.request["stream"] == true && made.reader() == ResponseFormat::Events;
         let has_choices = matches!(made.wire.path.as_str(), "/v1/chat/completions" | "/v1/completions");
-        // A 400 is asked again without the injection, a stream cut short has our error, and what an
-        // engine says of our key is nothing to a client.
+        // A 400 is retried without the injection, a truncated stream gets our error, and an engine's
+        // rejection of the pool's key does not concern the client.
         let is_of_our_key = made.wire.body.windows(20).any(|text| text == b"authentication_error");
         let is_answer = !row[9].contains("invalid") && !row[9].contains("truncated") && !is_of_our_key;
         if !(is_stream && has_choices && is_answer) || made.wire.name.starts_with("framing/") {

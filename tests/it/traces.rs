@@ -1,5 +1,4 @@
-//! Traces through the whole gateway: what engines are told, and what a collector receives, as the
-//! protobuf that it would decode.
+//! Traces through the whole gateway: headers for engines, and the protobuf that a collector decodes.
 
 use std::collections::BTreeMap;
 
@@ -151,7 +150,7 @@ async fn a_request_is_a_span_by_the_conventions_with_its_attempt_below_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_attempt_is_a_span_and_each_engine_is_told_of_its_own() {
+async fn every_attempt_is_a_span_and_each_engine_gets_its_own_context() {
     let yaml = traced(", ratio: 1");
     let fault = Script::new().at(50).reply(500, &[("content-type", "application/json")], "{}");
     let (house, engines) = House::many(&yaml, 2, vec![fault, good()]);
@@ -203,7 +202,7 @@ async fn an_engine_asked_again_without_injection_is_one_span_that_succeeded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_miss_is_kept_whatever_was_decided_at_the_head_and_a_met_request_is_not() {
+async fn a_miss_is_kept_despite_head_sampling_and_a_met_request_is_not() {
     let slow = Script::stream().at(900).say(r()).say(t("a")).say(f("stop")).say(d()).end();
     let (house, engine, collector) = house(&traced(", ratio: 0"), vec![good(), slow.clone(), slow], vec![taken()]);
     let unsampled = PARENT.replace("-01", "-00");
@@ -257,7 +256,7 @@ async fn a_client_that_is_not_followed_gets_a_new_trace_with_a_link() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_parents_are_none() {
+async fn two_traceparents_are_ignored() {
     let (house, engine, _collector) = house(&traced(""), vec![good()], vec![taken()]);
     let ask = Ask::post(CHAT, stream()).header("traceparent", PARENT).header("traceparent", PARENT);
     house.send(ask).await.whole().await;
@@ -283,7 +282,7 @@ async fn without_a_collector_the_trace_context_of_a_client_passes_as_it_came() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_gateway_answers_itself_is_no_span() {
+async fn local_replies_have_no_span() {
     let (house, _engine, collector) = house(&traced(", ratio: 1"), vec![good()], vec![taken()]);
     for path in ["/health", "/v1/models"] {
         house.send(Ask::of(Method::GET, path).header("traceparent", PARENT)).await.whole().await;
@@ -298,7 +297,7 @@ async fn a_collector_that_is_down_costs_spans_and_nothing_else_and_is_used_again
     let (house, _engine, _) = house(&traced(", ratio: 1"), vec![good()], vec![taken()]);
     house.network.refuse("collector");
     house.chat(stream()).await.whole().await;
-    // Five tries, with pauses of 1, 2, 4 and 8 seconds, give or take a fifth.
+    // Five tries, with pauses of 1, 2, 4 and 8 seconds, plus or minus a fifth.
     house.sleep(ms(10_000)).await;
     assert_eq!(count(&house, "export_failed"), 0.0);
     house.sleep(ms(10_000)).await;

@@ -1,5 +1,5 @@
-//! Captured wires of real engines, replayed: the tables say what must come out, and however
-//! the bytes are cut, the same comes out.
+//! Captured wires of real engines, replayed: the results are in tables, and do not depend on how the bytes
+//! are cut.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,13 +20,12 @@ fn watch() -> ObserverOptions {
     ObserverOptions { gap_edges: edges.into(), itl: Some(Duration::from_millis(20)), ..ObserverOptions::default() }
 }
 
-/// Replays a wire, cut further at these places, and returns what was seen. What passed must
-/// be what came in.
+/// Replays a wire, cut further at these places, and returns the timeline. The output must equal the input.
 fn replay(wire: &Wire, cuts: &BTreeSet<usize>) -> Timeline {
     replay_to(Observer::new(wire.expect(), wire.reader(), wire.status, watch()), wire, cuts).0
 }
 
-/// The same to this observer, with what was noted of each piece, and how long it was.
+/// The same with this observer, and the info and length of each piece.
 fn replay_to(mut observer: Observer, wire: &Wire, cuts: &BTreeSet<usize>) -> (Timeline, Vec<(PieceInfo, usize)>) {
     let (mut passed, mut notes) = (Vec::with_capacity(wire.body.len()), Vec::new());
     let mut pass = |piece: Bytes, note: &PieceInfo| {
@@ -73,7 +72,7 @@ fn columns(timeline: &Timeline) -> Vec<String> {
     ]
 }
 
-/// Where the table has `-` for a count or its source, nothing was answered that has any.
+/// With `-` for a count or its source in the table, no response had one.
 fn matches(row: &[String], seen: &[String]) -> bool {
     let says_nothing = row[6] == "-" && row[4] == "-" && seen[4] == "0";
     (0..seen.len()).all(|i| row[i] == seen[i] || says_nothing && (i == 4 || i == 6))
@@ -106,7 +105,7 @@ fn check(table_name: &str, rows: usize) {
 }
 
 #[test]
-fn every_row_found_by_hand_is_met() {
+fn every_manually_derived_row_is_met() {
     check("expected.tsv", 29);
 }
 
@@ -160,22 +159,22 @@ fn cut_at_several_random_positions_the_timeline_is_the_same() {
 }
 
 #[test]
-fn an_answer_of_a_known_shape_has_the_timeline_of_a_full_reading() {
-    let moulds = Arc::new(TemplateCache::new());
-    let at_once = |wire: &Wire, body: &[u8], moulds: Option<&Arc<TemplateCache>>| {
+fn a_response_with_a_cached_template_has_the_timeline_of_full_parsing() {
+    let templates = Arc::new(TemplateCache::new());
+    let at_once = |wire: &Wire, body: &[u8], templates: Option<&Arc<TemplateCache>>| {
         let mut observer = Observer::new(wire.expect(), ResponseFormat::Json, wire.status, watch());
-        moulds.into_iter().for_each(|moulds| observer.knows(moulds));
+        templates.into_iter().for_each(|templates| observer.knows(templates));
         observer.frame(body.to_vec().into(), wire.end, &mut |_, _| {});
         observer.end(Ending::Clean, wire.end)
     };
     let wires: Vec<Wire> = posts().into_iter().filter(|wire| wire.reader() == ResponseFormat::Json).collect();
     for wire in wires.iter().chain(&wires) {
-        assert_eq!(at_once(wire, &wire.body, Some(&moulds)), at_once(wire, &wire.body, None), "{}", wire.name);
+        assert_eq!(at_once(wire, &wire.body, Some(&templates)), at_once(wire, &wire.body, None), "{}", wire.name);
         for at in 0..wire.body.len() {
             let mut body = wire.body.to_vec();
             body[at] = body[at].wrapping_add(1);
             assert_eq!(
-                at_once(wire, &body, Some(&moulds)),
+                at_once(wire, &body, Some(&templates)),
                 at_once(wire, &body, None),
                 "{} changed at {at}",
                 wire.name
@@ -185,12 +184,12 @@ fn an_answer_of_a_known_shape_has_the_timeline_of_a_full_reading() {
 }
 
 #[test]
-fn a_stream_of_known_shapes_is_seen_as_one_that_is_read_in_full() {
-    let (moulds, mut chance) = (Arc::new(TemplateCache::new()), StdRng::seed_from_u64(10));
+fn a_stream_with_cached_templates_has_the_timeline_of_full_parsing() {
+    let (templates, mut chance) = (Arc::new(TemplateCache::new()), StdRng::seed_from_u64(10));
     let check = |wire: &Wire, cuts: &BTreeSet<usize>, what: &str| {
         let observer = || Observer::new(wire.expect(), wire.reader(), wire.status, watch());
         let mut knowing = observer();
-        knowing.knows(&moulds);
+        knowing.knows(&templates);
         let (known, alone) = (replay_to(knowing, wire, cuts), replay_to(observer(), wire, cuts));
         assert_eq!(known, alone, "{} {what}", wire.name);
     };
@@ -228,7 +227,7 @@ fn members(body: &[u8]) -> BTreeSet<(bool, Vec<String>)> {
     described.collect()
 }
 
-/// What engines write where usage is asked for is, without it, what they write where it is not.
+/// Without the usage event, the events equal those of a response without requested usage.
 #[test]
 fn c105_a_stream_without_its_injected_usage_is_like_one_that_had_none() {
     for (asked, unasked) in [

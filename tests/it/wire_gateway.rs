@@ -18,7 +18,7 @@ fn whole_millis(at: Tick) -> u64 {
     at.as_nanos().div_ceil(1_000_000)
 }
 
-/// Generous promises, and limits within which every capture but the silent one ends.
+/// Generous objectives, and limits within which every capture but the silent one ends.
 fn generous() -> Yaml {
     Yaml::default()
         .promise(&[("ttft_seconds", 60.0), ("tpot_seconds", 10.0), ("e2e_seconds", 600.0)])
@@ -39,8 +39,7 @@ fn script(wire: &Wire) -> Script {
     }
 }
 
-/// The captured request, or one like it where the captured one is refused by the gateway
-/// itself (that was what it was to show of the engine).
+/// The captured request, or a similar one if the gateway itself rejects it.
 fn request(wire: &Wire) -> Value {
     let endpoint = ApiPath::relayed(&wire.path).expect("a path of ours");
     let mut scanner = Scanner::new(endpoint);
@@ -89,7 +88,7 @@ fn bytes_come_when_they_came(wire: &Wire, answer: &Whole) {
     }
 }
 
-/// What a row says, as an access line shows it at whole milliseconds.
+/// Compares a row with an access line at whole milliseconds.
 fn agrees(wire: &Wire, row: &[String], line: &Line) -> Result<(), String> {
     let millis = |field: &String| field.parse::<f64>().ok().map(f64::ceil);
     let mut wrong = Vec::new();
@@ -119,9 +118,9 @@ fn agrees(wire: &Wire, row: &[String], line: &Line) -> Result<(), String> {
 
 async fn replayed(wire: &Wire) -> (Whole, Line) {
     let request = request(wire);
-    // The tables know a model that the settings name.
+    // The tables use a model that the settings name.
     let model = request["model"].as_str().unwrap_or("m1");
-    // The key that an engine wanted there was the client's to send.
+    // The engine's key is the client's to send.
     let yaml = generous()
         .engine("forward_authorization: true")
         .routes(&format!("  - {{model: [{}, \"*\"], pools: [a]}}", json!(model)));
@@ -134,7 +133,7 @@ async fn replayed(wire: &Wire) -> (Whole, Line) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_captured_wire_passes_unchanged_and_ends_as_the_tables_say() {
+async fn every_captured_wire_passes_unchanged_and_ends_as_in_the_tables() {
     let rows = table("expected.tsv").into_iter().chain(table("derived.tsv"));
     let rows: HashMap<String, Vec<String>> = rows.map(|row| (row[0].clone(), row)).collect();
     let mut wrong = Vec::new();
@@ -153,8 +152,7 @@ async fn every_captured_wire_passes_unchanged_and_ends_as_the_tables_say() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The stream with the member that its engine moved to the usage event, at the end of both, where it
-/// stands without usage.
+/// The stream with the member that its engine moved to the usage event, at the end of both, as without usage.
 fn with_what_travelled(kept: &str, usage: &str) -> String {
     let finish = kept.rfind("\"finish_reason\":\"").expect("it finishes");
     let end = finish + kept[finish..].find("}\n\n").unwrap();
@@ -168,7 +166,7 @@ fn with_what_travelled(kept: &str, usage: &str) -> String {
 
 /// A stream that asked for no usage, from an engine that was asked for it by the gateway.
 #[tokio::test(start_paused = true)]
-async fn a_captured_usage_event_that_we_asked_for_is_taken_out_and_nothing_else() {
+async fn only_the_injected_usage_event_is_removed_from_captured_wires() {
     let (mut replayed, mut put_back) = (0, 0);
     for wire in posts() {
         let text = String::from_utf8(wire.body.to_vec()).unwrap();

@@ -1,5 +1,4 @@
-//! Captured answers of real engines (`tests/wire`), taken apart: head, framing, body, and
-//! the moment at which each piece of the body was read.
+//! Captured responses of real engines (`tests/wire`), parsed: head, framing, body, and the time of each read.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -9,7 +8,7 @@ use goodput::observe::{Ending, ResponseExpectation, ResponseFormat, TimeoutKind}
 use goodput::types::{Dialect, Tick};
 use serde_json::Value;
 
-/// One captured answer.
+/// One captured response.
 #[derive(Debug)]
 pub struct Wire {
     pub name: String,
@@ -28,13 +27,13 @@ pub struct Wire {
     pub raw_reads: Vec<(Range<usize>, Tick)>,
 }
 
-/// What a `.timing` file says.
+/// Content of a `.timing` file.
 #[derive(Debug, Default)]
 struct Timing {
     request_line: String,
     request_body: String,
     reads: Vec<(Tick, usize)>,
-    /// The reads in front of this one stand at the head of the file, the others at its end.
+    /// The reads before this one are at the beginning of the file, the others at its end.
     cut_at: Option<usize>,
     end: Option<Tick>,
     timed_out: bool,
@@ -49,7 +48,7 @@ pub fn table(name: &str) -> Vec<Vec<String>> {
     text.lines().skip(1).map(|line| line.split('\t').map(str::to_owned).collect()).collect()
 }
 
-/// All captured answers to a POST, by name.
+/// All captured responses to a POST, by name.
 pub fn posts() -> Vec<Wire> {
     let engines = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
     let files = engines.filter(|path| path.is_dir()).flat_map(|engine| std::fs::read_dir(engine).unwrap());
@@ -62,7 +61,7 @@ pub fn posts() -> Vec<Wire> {
     names.iter().map(|name| wire(name)).filter(|wire| !wire.path.is_empty()).collect()
 }
 
-/// The captured answer of this name.
+/// The captured response of this name.
 pub fn wire(name: &str) -> Wire {
     let raw = std::fs::read(folder().join(format!("{name}.http"))).unwrap();
     let timing = std::fs::read(folder().join(format!("{name}.timing")));
@@ -112,7 +111,7 @@ pub fn wire(name: &str) -> Wire {
         name: name.to_owned(),
         path: match (method, is_timed) {
             ("POST", _) => path.to_owned(),
-            // The one without a timing answers a completion.
+            // The one without a timing belongs to a completion.
             (_, false) => "/v1/completions".to_owned(),
             _ => String::new(),
         },
@@ -128,7 +127,7 @@ pub fn wire(name: &str) -> Wire {
     }
 }
 
-/// Where the data of the chunks stands, and where the framing ended whole, if it did.
+/// Positions of the chunks' data, and the complete end of the framing, if any.
 fn chunks(raw: &[u8], mut at: usize) -> (Vec<Range<usize>>, Option<usize>) {
     let mut pieces = Vec::new();
     while let Some(line) = raw[at..].windows(2).position(|two| two == b"\r\n") {

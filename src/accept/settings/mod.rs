@@ -66,9 +66,8 @@ impl Default for Listen {
 }
 
 impl Listen {
-    /// Most connections of one peer address where `all` may be open. By default so many that a load balancer
-    /// in front reaches the limit only where nearly all connections are in use, while a tenth is left for
-    /// others.
+    /// Most connections of one peer address if `all` may be open. By default a load balancer in front reaches
+    /// the limit only when nearly all connections are in use, while a tenth is left for other addresses.
     #[must_use]
     pub fn most_of_one_address(&self, all: usize, others: usize) -> usize {
         let free = others.clamp((all / 100).max(1), (all / 10).max(1));

@@ -8,7 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
-/// What is wrong with a certificate or its key.
+/// Error of a certificate or its key.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PemError {
     /// No certificate in the first file.

@@ -12,7 +12,13 @@ pub(super) fn section(status: &GatewayStatus, has_token: bool) -> Markup {
     html! {
         section id="actions" aria-labelledby="actions-title" {
             h2 id="actions-title" { "Actions" }
-            noscript { p { "Without JavaScript: send them with the token as a bearer, as the documentation of operations shows." } }
+            noscript {
+                p {
+                    "Without JavaScript this page only shows. Send actions with the token as a bearer, as docs/status-page.md shows: POST "
+                    @if has_token { "/-/drain, /-/degrade, " }
+                    "/-/reload."
+                }
+            }
             @if has_token {
                 form.field {
                     // Browsers want one beside every password.

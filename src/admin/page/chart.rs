@@ -1,6 +1,6 @@
-//! The pictures of the status page, as SVG that needs neither script nor inline style.
+//! Charts of the status page, as SVG without script and inline style.
 //!
-//! Text stands beside them in HTML, because they are stretched to the width that there is.
+//! Labels are HTML beside them, because the charts are stretched to the available width.
 
 use maud::{Markup, html};
 
@@ -10,7 +10,7 @@ use crate::admin::status::{HistoryStatus, MissStatus};
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 96.0;
 const BARS: f64 = 36.0;
-/// Bars of a plot at most: each tells of one point or several.
+/// Most bars of a plot; each shows one point or several.
 const COLUMNS: usize = 60;
 /// The shortest distance of two points, in seconds.
 const POINT: f64 = 10.0;
@@ -31,7 +31,7 @@ pub(super) fn domain(points: &[HistoryStatus], span_seconds: u64) -> u64 {
     round.map_or(span_seconds, |length| length.min(span_seconds))
 }
 
-/// What a plot of the budget shows, in words and as a picture.
+/// A plot of the budget, in words and as a chart.
 pub(super) struct BudgetPlot {
     /// The share at the lower edge.
     pub bottom: f64,
@@ -43,7 +43,7 @@ pub(super) struct BudgetPlot {
 pub(super) fn budget(points: &[HistoryStatus], span_seconds: f64, label: &str) -> BudgetPlot {
     let shares = points.iter().filter_map(|point| point.budget_remaining);
     let lowest = shares.fold(1.0, f64::min).max(LOWEST);
-    // A quarter of the way to what is overdrawn, so that the line of zero is seen before it is crossed.
+    // Extends the scale to a quarter overspent, so that the zero line is visible before it is crossed.
     let bottom = if lowest < 0.0 { LOWEST } else { -0.1 };
     let end = points.last().map_or(0.0, |point| point.unix_seconds);
     let x = |point: &HistoryStatus| (WIDTH - (end - point.unix_seconds) / span_seconds.max(1.0) * WIDTH).max(0.0);
@@ -106,7 +106,7 @@ pub(super) fn outcomes(points: &[HistoryStatus], span_seconds: f64, label: &str)
 pub(super) struct TimelineSegment {
     /// `upload`, `queue`, `attempt`, `failed`, `tokens`, `rest`.
     pub kind: &'static str,
-    /// What is said of it.
+    /// Text of the plot.
     pub text: String,
     /// From the request's arrival, in milliseconds.
     pub begin: f64,
@@ -160,7 +160,7 @@ pub(super) fn timeline_segments(miss: &MissStatus) -> Vec<TimelineSegment> {
     all
 }
 
-/// The same as a picture, with the moment by which the first token was promised.
+/// The same as a chart, with the TTFT deadline.
 pub(super) fn waterfall(miss: &MissStatus, ttft_seconds: Option<f64>) -> Markup {
     let timeline_segments = timeline_segments(miss);
     let total = miss.end_ms.max(0.001);

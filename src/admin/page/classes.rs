@@ -10,6 +10,9 @@ use crate::admin::{ClassStanding, Degradation};
 /// Reasons of misses that a row names.
 const REASONS: usize = 3;
 
+/// Said of figures that no Prometheus is asked for.
+const OWN_COUNTS: &str = "Kept, budget and burn are those of this gateway; in flight, waiting and overdue, too.";
+
 /// One row per class.
 pub(super) fn table(status: &GatewayStatus) -> Markup {
     let windows = common_windows(&status.classes);
@@ -41,8 +44,9 @@ pub(super) fn table(status: &GatewayStatus) -> Markup {
                     }
                 }
                 @if status.classes.iter().any(is_young) {
-                    p.empty { "Burn in italics is that of less than its window: of the time since the process has known the class." }
+                    p.empty { "Burn in italics is that of less than its window: of the time since the class is counted." }
                 }
+                p.empty id="counts" { (status.budgets_note.as_deref().unwrap_or(OWN_COUNTS)) }
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The status page: rendered here, readable without script, brought up to date part by part with it.
+//! The status page: rendered here, readable without script, and updated in parts by it.
 //!
-//! A part is one element with an id. The page is made of them, and the events of an open page carry those
-//! that changed, so what is read after a minute is what a reload would show.
+//! A part is one element with an id. The page consists of parts, and the events of an open page carry the
+//! changed ones, so an updated page equals a reloaded one.
 
 mod actions;
 mod chart;
@@ -105,7 +105,7 @@ fn gateway(status: &GatewayStatus) -> Markup {
     }
 }
 
-/// A share as a bar. What it says stands beside it in words. `warns`: to be near the whole is bad news.
+/// A share as a bar beside its text. `warns`: a high share is a warning.
 fn bar(share: f64, warns: bool) -> Markup {
     let width = (share.clamp(0.0, 1.0) * 100.0).round();
     let level = if warns && share >= 0.9 { "high" } else { "low" };

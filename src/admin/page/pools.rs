@@ -1,4 +1,4 @@
-//! How pools and their engines stand.
+//! Status of pools and their engines.
 
 use maud::{Markup, html};
 

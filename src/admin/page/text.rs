@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-/// Where there is nothing to tell.
+/// Placeholder of an absent value.
 pub(super) const NOTHING: &str = "–";
 
 /// A share with as many digits as it needs: `92 %`, `99.95 %`.

@@ -21,7 +21,7 @@ struct OpenReservation {
     inner: Arc<Inner>,
     tenant: Arc<SharedTenant>,
     model: Box<str>,
-    /// What the store granted; `None` if it was not called.
+    /// The grant of the store; `None` if it was not called.
     held: Option<HeldByScope>,
     /// The same in this gateway's own limiter.
     share: limit::LocalReservation,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-/// Where the tenants' balances are kept.
+/// Store of the tenants' balances.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LimitsStore {
     /// In this process: each gateway has its own.

@@ -361,8 +361,8 @@ impl TenantLeases {
         }
     }
 
-    /// Where the limits of one scope (`None`: the tenant's own) stand by the store's last word. Left out
-    /// is what the store has not told; requests at the same time are those of this gateway.
+    /// Status of the limits of one scope (`None`: the tenant's own) by the store's last report, without
+    /// limits not reported yet; concurrent requests are those of this gateway.
     pub fn statuses(&self, model: Option<&str>, at: Tick) -> Vec<LimitStatus> {
         let leases = match model {
             None => Some(&self.whole),

@@ -14,6 +14,8 @@ mod openslo;
 mod prometheus_operator;
 mod pyrra;
 mod sloth;
+#[cfg(test)]
+mod specifications;
 
 use std::collections::BTreeSet;
 
@@ -21,7 +23,7 @@ use serde::Serialize;
 
 use super::{AlertPolicy, rule_set};
 
-/// Who reads the rules.
+/// Consumer of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleFormat {
     /// Prometheus, or whatever reads its rule files.
@@ -83,7 +85,12 @@ impl DnsLabels {
         DnsLabels(BTreeSet::new())
     }
 
-    /// A label made from this name: `chat_interactive` becomes `chat-interactive`.
+    /// Reserves a name.
+    fn reserve(&mut self, name: &str) {
+        self.0.insert(name.to_owned());
+    }
+
+    /// A label derived from this name: `chat_interactive` becomes `chat-interactive`.
     fn of(&mut self, name: &str) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
         let mapped: String = name.chars().map(plain).collect();

@@ -1,8 +1,8 @@
-//! Objects of OpenSLO v1: a service, a data source, whom alerts reach, and for each class an `SLO` with its alert
-//! policies.
+//! Objects of OpenSLO v1: a service, a data source, a notification target, and for each class an `SLO` with
+//! its alert policies.
 //!
-//! The specification knows one window for each condition, so of each burn tier the long one is told. A
-//! class that may miss nothing has no `SLO`: the specification takes targets below 1.
+//! The specification has one window per condition, so the long one of each burn tier is used. A class with a
+//! target of 1 has no `SLO`, because the specification requires targets below 1.
 
 use serde::Serialize;
 

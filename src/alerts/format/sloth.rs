@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::super::promql::duration;
 use super::super::{AlertPolicy, ClassSlo};
-use super::{class_selector, in_percent};
+use super::{DnsLabels, class_selector, in_percent};
 
 /// The burn rate of Sloth's first page.
 const FIRST_PAGE: f64 = 14.4;
@@ -60,11 +60,25 @@ struct SlothAlert {
 }
 
 pub(super) fn spec(policy: &AlertPolicy) -> SlothSpec {
-    let slos = policy.classes.iter().filter(|class| class.budget() > 0.0);
-    SlothSpec { version: "prometheus/v1", service: "goodput", slos: slos.map(|class| slo(policy, class)).collect() }
+    let classes = policy.classes.iter().filter(|class| class.budget() > 0.0);
+    let mut names = DnsLabels::new();
+    classes.clone().filter(|class| is_name(class.class.as_str())).for_each(|class| names.reserve(class.class.as_str()));
+    let slo = |class: &ClassSlo| {
+        let name = class.class.as_str();
+        let name = if is_name(name) { name.to_owned() } else { names.of(&format!("class-{name}")) };
+        slo(policy, class, name)
+    };
+    SlothSpec { version: "prometheus/v1", service: "goodput", slos: classes.map(slo).collect() }
 }
 
-fn slo(policy: &AlertPolicy, class: &ClassSlo) -> SlothSlo {
+/// Whether Sloth takes a name: two characters or more, letters and digits outside, also `.`, `_` and `-` inside.
+fn is_name(name: &str) -> bool {
+    let outer = |c: char| c.is_ascii_alphanumeric();
+    let inner = |c: char| outer(c) || matches!(c, '.' | '_' | '-');
+    name.len() > 1 && name.starts_with(outer) && name.ends_with(outer) && name.chars().all(inner)
+}
+
+fn slo(policy: &AlertPolicy, class: &ClassSlo, slo_name: String) -> SlothSlo {
     let name = class.class.as_str();
     let rate = |metric: &str| format!("sum(rate({}[{{{{.window}}}}]))", class_selector(policy, metric, name));
     let (total, met) = (rate("slo_total"), rate("slo_met_total"));
@@ -73,7 +87,7 @@ fn slo(policy: &AlertPolicy, class: &ClassSlo) -> SlothSlo {
     let window = duration(class.window);
     let runbook = format!("{}/error-budget-burn.md", policy.options.runbooks);
     SlothSlo {
-        name: name.to_owned(),
+        name: slo_name,
         description: format!("{}; promised over {window}", class.objectives),
         objective: in_percent(class.target),
         labels: policy.options.labels.iter().cloned().chain([("class".to_owned(), name.to_owned())]).collect(),

@@ -1,4 +1,4 @@
-//! How one request would be classified and routed, step by step as the gateway does it.
+//! Explains how a request would be classified and routed, with the steps of the gateway.
 
 use std::collections::BTreeMap;
 
@@ -27,39 +27,39 @@ pub struct Sample {
     pub body: Vec<u8>,
 }
 
-/// What is known of the request, as far as the gateway would come with it.
+/// Findings about the request, up to the step that rejects it.
 #[derive(Default)]
 pub struct Explanation {
     path: String,
     bytes: usize,
     stream: bool,
     who: Option<Identity>,
-    /// The model in the body, and its name behind an alias.
+    /// The model in the body, and the name that it is an alias of.
     model: Option<(String, String)>,
-    /// How metrics call it.
+    /// Its metric label.
     model_label: Option<String>,
     prompt: Option<(Tokens, &'static str)>,
     rules: Vec<RuleExplanation>,
     class: Option<(ClassId, String)>,
     promise: Option<String>,
-    /// Its rank, and how it waits.
-    rank: Option<&'static str>,
+    /// Its priority, and how it waits.
+    priority: Option<&'static str>,
     queue: Option<String>,
-    /// What is given up for its class under load, in order.
+    /// Overload levels of its class, in order.
     degrade: Vec<String>,
-    /// The limits that it counts against, and what becomes of it beyond them.
+    /// Limits that count it, and the treatment beyond them.
     limits: Vec<String>,
-    /// What is set aside of them for it.
+    /// Tokens reserved from them.
     reserved: Option<Reserved>,
     pools: Vec<PoolId>,
-    /// The answer where no engine would see it.
+    /// The rejection, if no engine would get the request.
     pub refused: Option<Rejection>,
 }
 
-/// What a request takes of its tenant's limits before it runs.
+/// The reservation of a request.
 struct Reserved {
     wanted: Wanted,
-    /// Each limit that counts it, as it stands then: at first all of it was there.
+    /// Status of each limit afterwards, starting from full buckets.
     of: Vec<LimitStatus>,
 }
 
@@ -70,7 +70,7 @@ pub fn explain(settings: &Settings, sample: &Sample) -> Explanation {
     told
 }
 
-/// The steps of the gateway, up to the choice of an engine.
+/// The gateway's steps up to the choice of an engine.
 fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<(), Rejection> {
     let endpoint = ApiPath::find("POST", &sample.path).map_err(|why| match why {
         PathError::Path => Rejection::UnknownPath,
@@ -100,7 +100,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     if is_form && sent != model {
         return Err(Rejection::AliasInForm);
     }
-    let prompt = facts.prompt.tokens(ModelRatios::default().bytes_per_token());
+    let prompt = facts.prompt.tokens(ModelRatios::default().bytes_per_token(""));
     told.prompt = facts.prompt.is_known.then(|| (prompt, settings.buckets.of(prompt).as_str()));
 
     let ask = ClassifyInput {
@@ -117,7 +117,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     let found = settings.rules.class_of(&ask, may_use).map_err(|_| refused())?;
     told.class = Some((found.class.clone(), found.rule.to_string()));
     if let Some(class) = settings.class(&found.class) {
-        told.rank = Some(class.priority.as_str());
+        told.priority = Some(class.priority.as_str());
         told.degrade = class.degrade.iter().map(|level| given_up(level.action)).collect();
     }
     told.limits = limits(settings, &who, model);
@@ -134,8 +134,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     Ok(())
 }
 
-/// What the gateway's own books say to the request, with nothing spent before. None where no limit
-/// counts it.
+/// Reserves from the gateway's own limiter with full buckets. `None` if no limit counts the request.
 fn reserved(settings: &Settings, who: &Identity, model: &str, wanted: Wanted) -> Result<Option<Reserved>, Rejection> {
     let Some(tenant) = settings.tenants.get(&who.tenant) else { return Ok(None) };
     let limiter = LocalLimiter::new();
@@ -154,7 +153,7 @@ fn reserved(settings: &Settings, who: &Identity, model: &str, wanted: Wanted) ->
     }
 }
 
-/// What the request would be judged by, in words.
+/// The applicable objectives in words.
 fn promise(class: &ClassSettings, endpoint: ApiPath, settings: &Settings, headers: &HeaderMap) -> String {
     if !settings.judges(endpoint) {
         return "none: this path is not judged".to_owned();
@@ -179,16 +178,16 @@ fn promise(class: &ClassSettings, endpoint: ApiPath, settings: &Settings, header
     parts.join(", ")
 }
 
-/// How requests of a class wait in front of a pool, in words.
+/// Queueing of a class in a pool, in words.
 fn waiting(settings: &Settings, class: &ClassId, pool: &PoolId) -> Option<String> {
     let (class, pool) = (settings.class(class)?, settings.pool(pool)?);
     if pool.concurrency == Concurrency::Unlimited {
-        return Some(format!("none: {} takes as many requests as come", pool.id));
+        return Some(format!("none: {} has no concurrency limit", pool.id));
     }
     let then = match class.queue.when_hopeless {
-        WhenHopeless::Demote => "behind the others of its rank",
+        WhenHopeless::Demote => "behind the others of its priority",
         WhenHopeless::Shed => "refused",
-        WhenHopeless::Serve => "in its place",
+        WhenHopeless::Serve => "keeps its position",
     };
     let longest = class.queue.max_wait.as_secs_f64();
     Some(format!("at most {longest}s; once its promise cannot be kept: {then}"))
@@ -201,7 +200,7 @@ fn given_up(action: Action) -> String {
     }
 }
 
-/// The limits that a tenant's requests for a model count against, in words.
+/// Limits of a tenant on requests for a model, in words.
 fn limits(settings: &Settings, who: &Identity, model: Option<&str>) -> Vec<String> {
     let Some(tenant) = settings.tenants.get(&who.tenant) else { return Vec::new() };
     let mut found = allowed("", &tenant.limits.whole);
@@ -210,8 +209,8 @@ fn limits(settings: &Settings, who: &Identity, model: Option<&str>) -> Vec<Strin
     }
     if !found.is_empty() {
         found.push(match tenant.when_over_limit {
-            OverLimit::Reject => "beyond that: refused".to_owned(),
-            OverLimit::Demote => "beyond that: behind everybody else".to_owned(),
+            OverLimit::Reject => "beyond that: rejected".to_owned(),
+            OverLimit::Demote => "beyond that: behind all others".to_owned(),
         });
     }
     found
@@ -261,7 +260,7 @@ impl Explanation {
         if let Some(promise) = &self.promise {
             all.push(("promise", promise.clone()));
         }
-        all.extend(self.rank.iter().map(|rank| ("rank", (*rank).to_owned())));
+        all.extend(self.priority.iter().map(|priority| ("priority", (*priority).to_owned())));
         if !self.limits.is_empty() {
             all.push(("limits", self.limits.join("; ")));
         }
@@ -308,7 +307,7 @@ impl Explanation {
             "class": self.class.as_ref().map(|(class, _)| class.as_str()),
             "rule": self.class.as_ref().map(|(_, rule)| rule),
             "promise": self.promise,
-            "rank": self.rank,
+            "priority": self.priority,
             "queue": self.queue,
             "degrade": self.degrade,
             "limits": self.limits,
@@ -371,7 +370,7 @@ fn in_words(said: &ConditionResult) -> String {
         ConditionResult::ClassNotAllowed => "no, its conditions hold but the tenant may not use the class".to_owned(),
         ConditionResult::Differs(differs) if differs.len() == 1 => format!("no, {} differs", differs[0]),
         ConditionResult::Differs(differs) => format!("no, {} differ", differs.join(" and ")),
-        ConditionResult::NotReached => "not asked".to_owned(),
-        ConditionResult::BodyUnreadable => "not asked, a deciding field of the body cannot be read".to_owned(),
+        ConditionResult::NotReached => "not evaluated".to_owned(),
+        ConditionResult::BodyUnreadable => "not evaluated, a deciding field of the body cannot be read".to_owned(),
     }
 }

@@ -1,5 +1,4 @@
-//! `goodput check --probe`: what the engines say, in the words in which the gateway tells it when it
-//! starts.
+//! `goodput check --probe`: the state of all engines, with the messages that the gateway logs at its start.
 
 use std::sync::Arc;
 
@@ -14,18 +13,17 @@ use crate::route::UnlistedModel;
 use crate::route::probe::{KeyState, Survey, survey};
 use crate::types::PoolId;
 
-/// What all engines of the settings say.
+/// The state of all engines of the settings.
 pub(super) struct Probed {
     engines: Vec<Survey>,
-    /// Models of the settings that none of them lists.
+    /// Models of the settings that no engine lists.
     pub unlisted: Vec<UnlistedModel>,
 }
 
 impl Probed {
-    /// Asks them.
+    /// Probes the engines.
     ///
-    /// # Errors
-    /// The system gives no means to.
+    /// # Errors The runtime cannot start.
     pub fn of(settings: &Settings) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("no engine can be asked")?;
@@ -44,12 +42,12 @@ impl Probed {
         Probed { engines, unlisted }
     }
 
-    /// Whether nothing has to be mended.
+    /// Whether no engine needs attention.
     pub fn is_good(&self) -> bool {
         self.unlisted.is_empty() && self.engines.iter().all(Survey::is_well)
     }
 
-    /// A line for each engine, and for each model that is nowhere.
+    /// A line per engine, and per model that no engine lists.
     pub fn to_lines(&self) -> Vec<String> {
         let engines = self.engines.iter().map(line_of);
         engines.chain(self.unlisted.iter().map(sentence_of)).collect()
@@ -126,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_is_well_there_is_a_line_for_each_engine() {
+    fn healthy_engines_have_one_line_each() {
         let probed = Probed::said(&settings(), vec![survey("e:1", &["llama-3"]), survey("f:1", &["mixtral"])]);
         assert!(probed.is_good());
         assert_eq!(probed.to_lines()[0], "fast e:1 (vllm 0.9.1): is there; key none needed, models: llama-3");
@@ -135,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_to_be_mended_is_told_with_its_way_out() {
+    fn problems_are_reported_with_their_correction() {
         let down =
             Survey { trouble: Some("the port refuses connections".to_owned()), models: None, ..survey("e:1", &[]) };
         let refused = Survey { key: KeyState::Refused, version: None, models: None, ..survey("f:1", &[]) };

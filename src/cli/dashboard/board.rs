@@ -378,6 +378,77 @@ fn tenants() -> Section {
     }
 }
 
+fn limits_store() -> Section {
+    let calls = "goodput_limits_store_call_seconds";
+    let quantile = |q: &str| {
+        format!(
+            "histogram_quantile({q}, sum by (le) (rate({calls}_bucket{{job=~\"$job\"}}[$__rate_interval]))) \
+             and on () (sum(rate({calls}_count{{job=~\"$job\"}}[$__rate_interval])) > 0)"
+        )
+    };
+    Section {
+        title: "Store of shared limits",
+        panels: vec![
+            BoardPanel::new(
+                "Store in use",
+                "none",
+                "1 where the gateway asks the store; 0 where it has given it up until a trial succeeds, and goes by its own share of each limit or refuses. \
+                 Needs `limits_store: {redis: ..}`, as all of this row.",
+                vec![query("min by (instance) (goodput_limits_store_up{job=~\"$job\"})", "{{instance}}")],
+            )
+            .bad(Bad::Below(1.0)),
+            BoardPanel::new(
+                "Time of a call",
+                "s",
+                "What a request that needs the store waits for it, at most `timeout`. Most requests are let in by a lease and call nobody.",
+                vec![query(quantile("0.5"), "p50"), query(quantile("0.99"), "p99")],
+            ),
+            BoardPanel::new(
+                "Calls by result",
+                "reqps",
+                "`granted`, `refused` (a limit is used up) and `told` are answers; `timeout`, `broken`, `error` and `nonsense` are none.",
+                vec![query(
+                    "sum by (result) (rate(goodput_limits_store_calls_total{job=~\"$job\"}[$__rate_interval]))",
+                    "{{result}}",
+                )],
+            )
+            .draws(Draws::Stack),
+            BoardPanel::new(
+                "Calls without an answer",
+                "percentunit",
+                "Share of all calls that timed out, broke or made no sense, and how often a gateway gave the store up.",
+                vec![
+                    query(
+                        "sum by (instance) (rate(goodput_limits_store_calls_total{job=~\"$job\",result=~\"timeout|broken|error|nonsense\"}[$__rate_interval])) \
+                         / (sum by (instance) (rate(goodput_limits_store_calls_total{job=~\"$job\"}[$__rate_interval])) > 0)",
+                        "{{instance}} without an answer",
+                    ),
+                    query(
+                        "sum by (instance) (increase(goodput_limits_store_given_up_total{job=~\"$job\"}[$__rate_interval]))",
+                        "{{instance}} given up",
+                    ),
+                ],
+            ),
+            BoardPanel::new(
+                "What let requests in",
+                "reqps",
+                "A `lease` held here, the `store` asked for this request, this gateway's `share` because the store was away, or `nobody`: refused for that reason.",
+                vec![query(
+                    "sum by (by) (rate(goodput_limits_store_requests_total{job=~\"$job\"}[$__rate_interval]))",
+                    "{{by}}",
+                )],
+            )
+            .draws(Draws::Stack),
+            BoardPanel::new(
+                "Leased and unused",
+                "short",
+                "Tokens and requests of limits that are granted to a gateway and used by nobody: what the others could miss.",
+                vec![query("sum by (instance) (goodput_limits_store_unspent{job=~\"$job\"})", "{{instance}}")],
+            ),
+        ],
+    }
+}
+
 fn degradation() -> Section {
     Section {
         title: "Degradation",
@@ -474,8 +545,17 @@ fn gateways() -> Section {
 
 /// The whole dashboard.
 pub(super) fn dashboard(title: &str, uid: &str) -> Value {
-    let sections =
-        [promises(), latency(), where_time_goes(), pools(), tenants(), degradation(), companions(), gateways()];
+    let sections = [
+        promises(),
+        latency(),
+        where_time_goes(),
+        pools(),
+        tenants(),
+        limits_store(),
+        degradation(),
+        companions(),
+        gateways(),
+    ];
     let (mut panels, mut id, mut y) = (Vec::new(), 0, 0);
     for section in sections {
         id += 1;
@@ -668,7 +748,8 @@ mod tests {
             expressions().into_iter().filter(|expr| expr.contains("histogram_quantile")).collect();
         assert!(quantiles.len() > 10);
         for expr in quantiles {
-            let summed = ["sum by (class, le) (rate(", "sum by (pool, engine, le) (rate("];
+            let store = "sum by (le) (rate(goodput_limits_store_call_seconds_bucket";
+            let summed = ["sum by (class, le) (rate(", "sum by (pool, engine, le) (rate(", store];
             assert!(summed.iter().any(|start| expr.contains(start)), "{expr}");
             assert!(!expr.contains("avg"), "{expr}");
         }
@@ -679,7 +760,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_divided_by_is_above_zero_and_what_is_absent_reads_no_traffic() {
+    fn divisors_are_above_zero_and_absent_values_read_no_traffic() {
         for expr in expressions() {
             for rest in expr.split(" / ").skip(1) {
                 let is_guarded = rest.starts_with("(sum by") && rest.contains("> 0)");
@@ -695,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn objectives_are_lines_beside_what_they_are_promised_of() {
+    fn objectives_are_lines_in_their_panels() {
         let lines: BTreeSet<String> = panels()
             .into_iter()
             .filter(|panel| !panel["fieldConfig"]["overrides"].as_array().unwrap().is_empty())
@@ -707,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn panels_have_places_and_ids_of_their_own_and_say_what_they_show() {
+    fn panels_have_unique_places_and_ids_and_descriptions() {
         let (mut ids, mut cells) = (BTreeSet::new(), BTreeSet::new());
         for panel in panels() {
             assert!(ids.insert(panel["id"].as_u64().unwrap()));

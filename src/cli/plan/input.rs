@@ -1,4 +1,4 @@
-//! What a plan's file and flags say, and the inputs that follow from them.
+//! Inputs of a plan from its file and flags.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::capacity::{
 };
 use crate::types::Priority;
 
-/// A plan's file: every key may be left out, and a flag goes before a key.
+/// The plan file: every key is optional, and flags take precedence.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawPlan {
@@ -34,7 +34,7 @@ pub(super) struct RawPlan {
     pub classes: Vec<RawClass>,
 }
 
-/// One class of it.
+/// One class of the plan.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawClass {
@@ -53,7 +53,7 @@ pub(super) struct RawClass {
     pub cache: Option<RawCache>,
 }
 
-/// A length: its mean, or the percentiles of a lognormal law, or both.
+/// A length: its mean, percentiles of a lognormal distribution, or both.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(untagged)]
 pub(super) enum RawLength {
@@ -86,16 +86,16 @@ pub(super) struct RawCache {
     pub prefill_share: Option<f64>,
 }
 
-/// Share of a GPU's memory that vLLM takes by default.
+/// Share of a GPU's memory that vLLM uses by default.
 const MEMORY_UTILIZATION: f64 = 0.9;
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
-/// Devices and speed-up of a split prefill instance where nothing is said: two that are 1.6 times as fast.
+/// Default devices and speed-up of a split prefill instance.
 const PREFILL_SPLIT: (u32, f64) = (2, 1.6);
 
 impl RawLength {
-    /// Reads a flag: a mean (`1200`), or percentiles (`p50=900,p95=6000`), or all of them.
+    /// Parses a flag: a mean (`1200`), percentiles (`p50=900,p95=6000`), or both.
     pub fn parse(text: &str) -> Result<RawLength, String> {
         if let Ok(mean) = text.parse() {
             return Ok(RawLength::Mean(mean));
@@ -116,7 +116,7 @@ impl RawLength {
     }
 }
 
-/// Turns what was said into inputs, and collects what is missing on the way.
+/// Builds the inputs and collects problems.
 #[derive(Default)]
 pub(super) struct InputBuilder {
     pub problems: Vec<InputProblem>,
@@ -134,7 +134,7 @@ impl InputBuilder {
         })
     }
 
-    /// The inputs; with problems, only as a basis for finding more of them.
+    /// Returns the inputs; after problems they serve only to find more of them.
     pub fn inputs(&mut self, raw: &RawPlan, config: Option<&str>) -> CapacityInputs {
         let usual = CapacityInputs::of(Vec::new());
         let classes = raw.classes.iter().enumerate().map(|(number, class)| self.class(number, class)).collect();
@@ -226,7 +226,7 @@ impl InputBuilder {
         }
     }
 
-    /// The mean, and the squared coefficient of variation where percentiles tell it.
+    /// The mean, and the squared coefficient of variation if percentiles determine it.
     fn length(&mut self, place: String, raw: Option<RawLength>, of: &str) -> (f64, Option<f64>) {
         let law = match raw {
             None => return (self.need(place, None, &format!("the mean number of {of} tokens")), None),

@@ -1,7 +1,7 @@
-//! `goodput plan`: how many replicas a forecast needs, and what they cost.
+//! `goodput plan`: replicas and cost for a forecast.
 //!
-//! Exit codes: 0 the fleet of today is enough, or was not given; 1 it is short; 2 the input cannot be read, or a
-//! number in it is missing or makes no sense.
+//! Exit codes: 0 the current fleet suffices, or was not given; 1 it is too small; 2 the input cannot be read,
+//! or a number is missing or invalid.
 
 mod input;
 mod page;
@@ -21,10 +21,10 @@ use crate::capacity::kv::KvPrecision;
 use crate::capacity::{CapacityPlan, InputProblem, plan};
 use crate::config::watch::SettingsFile;
 
-/// Sizes a fleet from measured goodput: replicas, memory, cost, and what else could happen.
+/// Sizes a fleet from measured goodput: replicas, memory, cost and what-if.
 #[derive(Clone, Debug, Args)]
 pub struct PlanArgs {
-    /// A plan's file (YAML, see docs/capacity.md); flags go before its keys.
+    /// Plan file (YAML, see docs/capacity.md); flags take precedence.
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// Summary of a sweep: goodput, target, lengths and mean times.
@@ -33,19 +33,19 @@ pub struct PlanArgs {
     /// The gateway's settings: target and assumed lengths of the class.
     #[arg(short, long, value_name = "FILE", requires = "class")]
     config: Option<PathBuf>,
-    /// Class that is planned.
+    /// Class to plan for.
     #[arg(long, value_name = "NAME")]
     class: Option<String>,
     /// Requests per second in the busiest five minutes.
     #[arg(long, value_name = "RATE")]
     peak: Option<f64>,
-    /// Requests per second over the day; for the cost of a request then.
+    /// Mean requests per second over the day, for the cost per request.
     #[arg(long, value_name = "RATE")]
     mean_rate: Option<f64>,
     /// Prompt tokens: a mean (1200) or percentiles (p50=900,p95=6000).
     #[arg(long, value_name = "LENGTH", value_parser = RawLength::parse)]
     input_tokens: Option<RawLength>,
-    /// Output tokens, in the same way.
+    /// Output tokens, in the same format.
     #[arg(long, value_name = "LENGTH", value_parser = RawLength::parse)]
     output_tokens: Option<RawLength>,
     /// Mean time to first token at the planned rate.
@@ -204,7 +204,7 @@ impl PlanArgs {
             Err(further) => {
                 let mut problems = builder.problems;
                 for problem in further {
-                    // What is missing is also no number: one line is enough for both.
+                    // A missing value is also an invalid one: one line is enough.
                     if problems.iter().all(|other| other.place != problem.place) {
                         problems.push(problem);
                     }
@@ -214,13 +214,13 @@ impl PlanArgs {
         }
     }
 
-    /// File, settings, sweep and flags as one.
+    /// Merges file, settings, sweep and flags.
     fn raw(&self) -> anyhow::Result<RawPlan> {
         let mut raw: RawPlan = match &self.file {
             Some(file) => {
                 let text = read(file)?;
                 let mut raw: RawPlan = serde_yaml::from_str(&text).with_context(|| file.display().to_string())?;
-                // Files are named as seen from the one that names them.
+                // Paths are relative to the file that names them.
                 raw.model = raw.model.map(|model| file.parent().unwrap_or(Path::new("")).join(model));
                 raw
             }
@@ -327,7 +327,7 @@ impl PlanArgs {
     }
 }
 
-/// The promise of a class, and the lengths that it was made for.
+/// Fills in a class's objectives and assumed lengths from the gateway's settings.
 fn fill_from_settings(class: &mut RawClass, file: &Path) -> anyhow::Result<()> {
     let settings = SettingsFile::file(file).read();
     let settings = settings.map_err(|error| anyhow::anyhow!(error.lines(file).join("\n")))?;

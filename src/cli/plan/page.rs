@@ -1,4 +1,4 @@
-//! The plan as a page that can be handed to whoever pays for it.
+//! The plan as a page for decision makers.
 
 use crate::capacity::baseline::{self, UNSEEN_CHANGES};
 use crate::capacity::cost::CostPlan;
@@ -168,7 +168,7 @@ fn scenario(scenario: &WhatIf) -> [String; 8] {
     ]
 }
 
-/// Bytes in the unit of memory.
+/// Bytes in GiB.
 fn gib(bytes: f64) -> String {
     format!("{} GiB", short(bytes / (1024.0 * 1024.0 * 1024.0)))
 }
@@ -228,7 +228,7 @@ fn cost_page(page: &mut Document, cost: &CostPlan) {
     page.listing(["what", "amount", "how"], rows);
 }
 
-/// Seconds, or the word for a queue without an end.
+/// Seconds, or the word for a queue that grows without bound.
 fn seconds(value: Option<f64>) -> String {
     value.map_or_else(|| "grows without end".to_owned(), |value| format!("{} s", short(value)))
 }

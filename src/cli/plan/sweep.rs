@@ -1,7 +1,7 @@
-//! What a sweep measured, read from its summary: the one that `goodput sweep` writes, or one of another tool.
+//! Reader of sweep summaries: those of `goodput sweep`, or of another tool.
 //!
-//! The latter is read by the names of figures and not by their place: `goodput` (per replica), `target`, `workload`,
-//! mean `ttft` and `tpot` at the knee. With several classes it has them under `classes`, each with its name.
+//! The latter are read by the names of figures, whatever their place: `goodput` (per replica), `target`,
+//! `workload`, mean `ttft` and `tpot` at the knee. Several classes stand under `classes`, by name.
 
 use serde_json::Value;
 
@@ -10,17 +10,17 @@ use crate::load::summary::{FORMAT, SweepSummary};
 use crate::load::sweep::CacheResult;
 use crate::load::workload::CacheState;
 
-/// Fills in what a summary says of a class and nobody said by hand.
+/// Fills in values of a class that were not given explicitly.
 ///
-/// # Errors
-/// The summary is no JSON object, or says that there is no goodput to plan with.
+/// # Errors The summary is not a JSON object, or states that there is no goodput.
 pub(super) fn fill(class: &mut RawClass, summary: &str) -> Result<(), String> {
     let whole: Value = serde_json::from_str(summary).map_err(|error| format!("it is not JSON: {error}"))?;
     if !whole.is_object() {
         return Err("it is not a JSON object".to_owned());
     }
     if whole.get("format").and_then(Value::as_str) == Some(FORMAT) {
-        let sweep = serde_json::from_value(whole).map_err(|error| format!("it is no summary of a sweep: {error}"))?;
+        let sweep =
+            serde_json::from_value(whole).map_err(|error| format!("it is not the summary of a sweep: {error}"))?;
         return fill_from_sweep(class, &sweep);
     }
     let part = part_of(&whole, class.class.as_deref())?;
@@ -47,7 +47,12 @@ pub(super) fn fill(class: &mut RawClass, summary: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Fills in what `goodput sweep` found. It gives percentiles of times and no means, so those are not taken.
+/// Fills in what `goodput sweep` found: lengths and mean times are those at the highest rate that clears. Requests that
+/// never reached a point are in no mean.
+=======
+/// Fills in the result of `goodput sweep`: lengths and mean times at the highest clearing rate. The means do not
+/// include requests that never reached a point.
+>>>>>>> w-words
 fn fill_from_sweep(class: &mut RawClass, sweep: &SweepSummary) -> Result<(), String> {
     let [swept] = &sweep.workload.classes[..] else {
         let names: Vec<&str> = sweep.workload.classes.iter().map(|class| class.class.as_str()).collect();
@@ -69,16 +74,18 @@ fn fill_from_sweep(class: &mut RawClass, sweep: &SweepSummary) -> Result<(), Str
         let (input, output) = (measured.planned_input_tokens, measured.output_tokens);
         class.input_tokens = class.input_tokens.or(Some(RawLength::Mean(input)));
         class.output_tokens = class.output_tokens.or(Some(RawLength::Mean(output)));
+        class.ttft_seconds = class.ttft_seconds.or(measured.ttft_seconds.mean);
+        class.tpot_seconds = class.tpot_seconds.or(measured.tpot_seconds.mean);
     }
     Ok(())
 }
 
-/// Of several cache states the cold one: what it carries is there whatever the cache holds.
+/// Of several cache states the cold one, because its goodput does not depend on the cache.
 fn planned_result(results: &[CacheResult]) -> Option<&CacheResult> {
     results.iter().find(|result| result.cache == CacheState::Cold).or(results.first())
 }
 
-/// What the summary says of this class; the whole of it where it has no classes.
+/// The part of the summary for this class; the whole summary if it has no classes.
 fn part_of<'a>(whole: &'a Value, class: Option<&str>) -> Result<&'a Value, String> {
     let Some(classes) = whole.get("classes") else { return Ok(whole) };
     let name = |part: &Value| part.get("class").or_else(|| part.get("name")).and_then(Value::as_str).map(str::to_owned);
@@ -98,7 +105,7 @@ fn part_of<'a>(whole: &'a Value, class: Option<&str>) -> Result<&'a Value, Strin
     }
 }
 
-/// A number, or the one of this name in an object.
+/// A number, or the member of this name in an object.
 fn figure(value: &Value, name: &str) -> Option<f64> {
     value.as_f64().or_else(|| value.get(name).or_else(|| value.get("value")).and_then(Value::as_f64))
 }
@@ -117,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_found_by_name_and_what_was_said_by_hand_stays() {
+    fn figures_are_found_by_name_and_explicit_values_are_kept() {
         let summary = r#"{"goodput": {"per_replica": 8, "low": 7.5}, "target": 0.92, "tpot": {"mean": 0.035}, "ttft": 0.5,
             "workload": {"input_tokens": {"p50": 900, "p95": 6000}, "output_tokens": 400}}"#;
         let mut class = RawClass { target: Some(0.9), ..RawClass::default() };
@@ -129,7 +136,7 @@ mod tests {
         assert_eq!(class.input_tokens, Some(RawLength::Law(law)));
     }
 
-    /// The summary is one that `goodput sweep` wrote, without its single runs and all rates but one.
+    /// A summary of `goodput sweep`, without single runs and with one rate only.
     #[test]
     fn the_summary_of_our_own_sweep_is_read() {
         let summary = include_str!("sweep_summary.json");
@@ -138,7 +145,18 @@ mod tests {
         assert_eq!((class.class.as_deref(), class.goodput, class.target), (Some("default"), Some(360.0), Some(0.9)));
         assert_eq!(class.input_tokens, Some(RawLength::Mean(123.5)));
         assert_eq!(class.output_tokens, Some(RawLength::Mean(22.0)));
-        assert_eq!((class.ttft_seconds, class.tpot_seconds), (None, None), "a median is no mean");
+        assert_eq!(
+            (class.ttft_seconds, class.tpot_seconds),
+            (None, None),
+            "an older sweep has medians, which are no means"
+        );
+        let mut sweep: SweepSummary = serde_json::from_str(summary).unwrap();
+        let knee = sweep.results[0].points[0].classes.first_mut().unwrap();
+        (knee.ttft_seconds.mean, knee.tpot_seconds.mean) = (Some(0.011), Some(0.0004));
+        let with_means = serde_json::to_string(&sweep).unwrap();
+        let mut class = RawClass { tpot_seconds: Some(0.5), ..RawClass::default() };
+        fill(&mut class, &with_means).unwrap();
+        assert_eq!((class.ttft_seconds, class.tpot_seconds), (Some(0.011), Some(0.5)), "by hand goes first");
         let mut other = RawClass { class: Some("voice".to_owned()), ..RawClass::default() };
         assert_eq!(fill(&mut other, summary).unwrap_err(), "it has no class voice; it has default");
         let mut sweep: SweepSummary = serde_json::from_str(summary).unwrap();

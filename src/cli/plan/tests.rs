@@ -1,4 +1,4 @@
-//! The command as a whole: flags and files to a page.
+//! The whole command: flags and files to a page.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ fn args(flags: &str) -> PlanArgs {
     Line::try_parse_from(std::iter::once("plan").chain(flags.split_whitespace())).unwrap().plan
 }
 
-/// The worked example of the SLO note.
+/// The worked example of docs/capacity.md.
 const EXAMPLE: &str = "--class chat --peak 30 --input-tokens 1200 --output-tokens 400 --ttft-seconds 0.5 \
     --tpot-seconds 0.035 --goodput 8 --target 0.92 --headroom 0.7 --spare 1";
 
@@ -36,7 +36,7 @@ fn problems(flags: &str) -> Vec<String> {
     told(&args(flags).plan().expect_err("no plan can be made of this"))
 }
 
-/// Files of a test, in a folder of their own.
+/// Files of a test in a temporary folder.
 struct Files(tempfile::TempDir);
 
 impl Files {
@@ -96,7 +96,7 @@ fn the_file_in_the_document_can_be_read_and_its_keys_have_their_rows() {
 }
 
 #[test]
-fn the_exit_code_says_whether_the_fleet_of_today_is_short() {
+fn the_exit_code_reports_a_fleet_that_is_too_small() {
     let short = |current: u32| made(&format!("{EXAMPLE} --current-replicas {current}")).is_short();
     assert_eq!([5, 6, 7, 8].map(short), [true, true, false, false]);
     assert!(!made(EXAMPLE).is_short());
@@ -120,7 +120,7 @@ fn json_and_markdown_say_the_same_and_rules_are_rules() {
 }
 
 #[test]
-fn a_file_says_the_same_as_flags_and_flags_go_before_it() {
+fn a_file_is_equivalent_to_flags_and_flags_take_precedence() {
     let files = Files::new();
     files.with(
         "config.json",
@@ -172,7 +172,7 @@ classes:
 }
 
 #[test]
-fn a_sweep_and_the_settings_fill_in_what_is_not_said() {
+fn a_sweep_and_the_settings_fill_in_missing_values() {
     let files = Files::new();
     let sweep = files.with("summary.json", r#"{"goodput": 8, "ttft": 0.5, "tpot": 0.035, "target": 0.9}"#);
     let settings = files.with(
@@ -198,7 +198,7 @@ routes: [{model: ['*'], pools: [main]}]
 }
 
 #[test]
-fn what_is_missing_or_makes_no_sense_is_told_once_with_what_to_give() {
+fn missing_and_invalid_values_are_reported_once_with_advice() {
     let missing = problems("--class chat --goodput 8 --target 0.92");
     for place in ["peak_rate", "input_tokens", "output_tokens", "ttft_seconds", "tpot_seconds"] {
         let told: Vec<_> = missing.iter().filter(|line| line.starts_with(&format!("classes[0].{place}: "))).collect();

@@ -1,4 +1,4 @@
-//! The folder of a sweep: records as they come, the summary after every point, the report at the end.
+//! Output folder of a sweep: records as they come, the summary after every point, the report at the end.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -13,10 +13,10 @@ use crate::load::report::{figures, html};
 use crate::load::summary::SweepSummary;
 use crate::load::sweep::NextRun;
 
-/// Name of the summary in its folder.
+/// Name of the summary file.
 pub const SUMMARY: &str = "summary.json";
 
-/// What stands in front of a record in both files.
+/// Prefix of a record in both files.
 #[derive(Serialize)]
 struct RowHead<'a> {
     cache: &'a str,
@@ -33,7 +33,7 @@ struct JsonRow<'a> {
     record: &'a LoadRecord,
 }
 
-/// The files of a sweep that is running.
+/// Files of a running sweep.
 pub struct SweepFiles {
     folder: PathBuf,
     lines: BufWriter<File>,
@@ -41,14 +41,13 @@ pub struct SweepFiles {
 }
 
 impl SweepFiles {
-    /// Makes the folder, which may exist as long as no sweep is in it.
+    /// Creates the folder. An existing one must not contain a sweep.
     ///
-    /// # Errors
-    /// It cannot be made or written to, or holds a sweep.
+    /// # Errors The folder cannot be created or written, or contains a sweep.
     pub fn create(folder: &Path) -> anyhow::Result<Self> {
         let shown = folder.display();
         if folder.join(SUMMARY).exists() {
-            bail!("{shown} holds a sweep already; give another --out");
+            bail!("{shown} already contains a sweep; give another --out");
         }
         fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {shown}"))?;
         let create = |name: &str| {
@@ -65,10 +64,9 @@ impl SweepFiles {
         &self.folder
     }
 
-    /// Adds the records of a run.
+    /// Appends the records of a run.
     ///
-    /// # Errors
-    /// Whatever the system says: a full disk.
+    /// # Errors A failed write, such as a full disk.
     pub fn records(&mut self, next: NextRun, measured: &FinishedRun) -> anyhow::Result<()> {
         for (stretch, record) in &measured.records {
             let (cache, rate, repetition) = (next.cache.as_str(), next.rate, next.repetition);
@@ -80,24 +78,22 @@ impl SweepFiles {
         self.lines.flush().and_then(|()| self.table.flush()).context("cannot write the records")
     }
 
-    /// Writes the summary in place of an earlier one.
+    /// Replaces the summary.
     ///
-    /// # Errors
-    /// Whatever the system says.
+    /// # Errors A failed write.
     pub fn summary(&self, summary: &SweepSummary) -> anyhow::Result<()> {
         let mut text = serde_json::to_vec_pretty(summary)?;
         text.push(b'\n');
-        // First beside its place: a sweep that is killed leaves the summary before.
+        // Written beside its place first, so that a killed sweep keeps the previous summary.
         let beside = self.folder.join(".summary.json.new");
         fs::write(&beside, text)
             .and_then(|()| fs::rename(&beside, self.folder.join(SUMMARY)))
             .with_context(|| format!("cannot write {}", self.folder.join(SUMMARY).display()))
     }
 
-    /// Writes the report and its picture.
+    /// Writes the report and its chart.
     ///
-    /// # Errors
-    /// Whatever the system says.
+    /// # Errors A failed write.
     pub fn report(&self, summary: &SweepSummary) -> anyhow::Result<()> {
         let write = |name: &str, text: String| {
             let path = self.folder.join(name);

@@ -1,4 +1,4 @@
-//! Values of the command line and files that it names: lengths, arrivals, prices of a wrong line.
+//! Values and input files of the sweep's command line: lengths and arrivals.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -9,19 +9,18 @@ use anyhow::{Context, bail};
 use crate::load::arrivals::ArrivalProcess;
 use crate::load::lengths::{LengthModel, TokenLengths};
 
-/// Longest line that is read of a file, in bytes.
+/// Longest line of an input file, in bytes.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// Most lines of a file of lengths or timestamps.
+/// Most lines of an input file.
 const MOST_LINES: usize = 20_000_000;
 
-/// Lengths: `512`, `P50:P95`, or `@FILE` with one length a line.
+/// Parses lengths: `512`, `P50:P95`, or `@FILE` with one length per line.
 ///
-/// # Errors
-/// What to write instead.
+/// # Errors The text or the file is invalid.
 pub fn lengths(flag: &str, text: &str) -> anyhow::Result<TokenLengths> {
     let way_out =
-        || format!("{flag}: {text:?} is no length; write 512, P50:P95 such as 900:6000, or @FILE with one a line");
+        || format!("{flag}: {text:?} is not a length; write 512, P50:P95 such as 900:6000, or @FILE with one a line");
     if let Some(file) = text.strip_prefix('@') {
         let all = numbers(Path::new(file)).with_context(|| format!("{flag}: cannot use {file}"))?;
         let all = all.into_iter().map(|columns| whole(columns[0])).collect::<anyhow::Result<Vec<u64>>>();
@@ -36,10 +35,9 @@ pub fn lengths(flag: &str, text: &str) -> anyhow::Result<TokenLengths> {
     Ok(TokenLengths::Fixed { tokens })
 }
 
-/// Pairs of prompt and output tokens, one pair a line.
+/// Reads pairs of prompt and output tokens, one pair per line.
 ///
-/// # Errors
-/// The file cannot be read, or a line is no pair.
+/// # Errors The file cannot be read, or a line is not a pair.
 pub fn length_pairs(file: &Path) -> anyhow::Result<LengthModel> {
     let shown = file.display();
     let all = numbers(file).with_context(|| format!("--lengths: cannot use {shown}"))?;
@@ -52,16 +50,17 @@ pub fn length_pairs(file: &Path) -> anyhow::Result<LengthModel> {
     LengthModel::pairs(&shown.to_string(), pairs).with_context(|| format!("--lengths: {shown}"))
 }
 
-/// Arrivals: `poisson`, `constant`, `gamma:BURSTINESS`, `trace:FILE` with one timestamp in seconds a line.
+/// Parses arrivals: `poisson`, `constant`, `gamma:BURSTINESS`, or `trace:FILE` with one timestamp in seconds
+/// per line.
 ///
-/// # Errors
-/// What to write instead.
+/// # Errors The text or the file is invalid.
 pub fn arrivals(text: &str) -> anyhow::Result<ArrivalProcess> {
     match text.split_once(':') {
         None if text == "poisson" => Ok(ArrivalProcess::Poisson),
         None if text == "constant" => Ok(ArrivalProcess::Constant),
         Some(("gamma", burstiness)) => {
-            let burstiness = burstiness.parse().with_context(|| format!("--arrivals: {burstiness:?} is no number"))?;
+            let burstiness =
+                burstiness.parse().with_context(|| format!("--arrivals: {burstiness:?} is not a number"))?;
             ArrivalProcess::gamma(burstiness).context("--arrivals")
         }
         Some(("trace", file)) => {
@@ -69,14 +68,13 @@ pub fn arrivals(text: &str) -> anyhow::Result<ArrivalProcess> {
             let times: Vec<f64> = times.into_iter().map(|columns| columns[0]).collect();
             ArrivalProcess::trace(file, &times).with_context(|| format!("--arrivals: {file}"))
         }
-        _ => bail!("--arrivals: {text:?} is none; write poisson, constant, gamma:BURSTINESS or trace:FILE"),
+        _ => bail!("--arrivals: {text:?} is not valid; write poisson, constant, gamma:BURSTINESS or trace:FILE"),
     }
 }
 
-/// A class and its weight: `NAME` or `NAME=WEIGHT`.
+/// Parses a class and its weight: `NAME` or `NAME=WEIGHT`.
 ///
-/// # Errors
-/// The weight is no positive number.
+/// # Errors The weight is not a positive number.
 pub fn class_weight(text: &str) -> anyhow::Result<(&str, f64)> {
     let Some((name, weight)) = text.rsplit_once('=') else { return Ok((text, 1.0)) };
     let weight = weight.parse::<f64>().ok().filter(|weight| weight.is_finite() && *weight > 0.0);
@@ -86,13 +84,13 @@ pub fn class_weight(text: &str) -> anyhow::Result<(&str, f64)> {
 
 fn whole(number: f64) -> anyhow::Result<u64> {
     if number < 1.0 || number.fract() != 0.0 || number > 1e12 {
-        bail!("{number} is no length; lengths are whole numbers of tokens from 1 on");
+        bail!("{number} is not a length; write positive integers");
     }
     Ok(number as u64)
 }
 
-/// The numbers of a file, line by line, separated by commas or blanks. A first line of words is a heading; empty
-/// lines and those that begin with `#` say nothing.
+/// Reads the numbers of each line, separated by commas or blanks. A first line of words is a heading; empty
+/// lines and lines that begin with `#` are ignored.
 fn numbers(file: &Path) -> anyhow::Result<Vec<Vec<f64>>> {
     let opened = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
     let mut found: Vec<Vec<f64>> = Vec::new();
@@ -105,9 +103,9 @@ fn numbers(file: &Path) -> anyhow::Result<Vec<Vec<f64>>> {
             break;
         }
         if length == LONGEST_LINE {
-            bail!("line {number} is longer than {LONGEST_LINE} bytes; this is no file of numbers");
+            bail!("line {number} is longer than {LONGEST_LINE} bytes");
         }
-        let text = std::str::from_utf8(&line).with_context(|| format!("line {number} is no text"))?.trim();
+        let text = std::str::from_utf8(&line).with_context(|| format!("line {number} is not UTF-8"))?.trim();
         if text.is_empty() || text.starts_with('#') {
             continue;
         }
@@ -119,11 +117,11 @@ fn numbers(file: &Path) -> anyhow::Result<Vec<Vec<f64>>> {
             _ => bail!("line {number} is not made of numbers: {:?}", text.chars().take(40).collect::<String>()),
         }
         if found.len() > MOST_LINES {
-            bail!("it has more than {MOST_LINES} lines; a sample of them says as much");
+            bail!("it has more than {MOST_LINES} lines; a sample is enough");
         }
     }
     if found.is_empty() {
-        bail!("there is no number in it");
+        bail!("it contains no number");
     }
     Ok(found)
 }
@@ -157,16 +155,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_numbers_says_which_line_is_wrong() {
+    fn a_file_of_numbers_reports_the_invalid_line() {
         for (text, expected) in [
-            ("", "there is no number in it"),
-            ("input,output\n", "there is no number in it"),
+            ("", "it contains no number"),
+            ("input,output\n", "it contains no number"),
             ("1,2\n3,x\n", "line 2 is not made of numbers: \"3,x\""),
             ("1,2\n3\n", "a line has 1 columns; write INPUT,OUTPUT"),
             ("1,2,3\n", "a line has 3 columns"),
-            ("1,-2\n", "-2 is no length"),
-            ("1,nan\n", "NaN is no length"),
-            ("1,0\n", "0 is no length"),
+            ("1,-2\n", "-2 is not a length"),
+            ("1,nan\n", "NaN is not a length"),
+            ("1,0\n", "0 is not a length"),
         ] {
             let file = file(text);
             assert!(
@@ -179,12 +177,12 @@ mod tests {
         assert!(told(length_pairs(long.path())).contains("longer than"));
         let binary = file("");
         std::fs::write(binary.path(), [0xff, 0xfe, b'\n']).unwrap();
-        assert!(told(length_pairs(binary.path())).contains("line 1 is no text"));
+        assert!(told(length_pairs(binary.path())).contains("line 1 is not UTF-8"));
         assert!(length_pairs(file("input output\n5 6\n7,8\n").path()).is_ok());
     }
 
     #[test]
-    fn arrivals_have_names_and_say_what_they_need() {
+    fn arrivals_have_names_and_report_missing_values() {
         assert_eq!(arrivals("poisson").unwrap(), ArrivalProcess::Poisson);
         assert_eq!(arrivals("gamma:0.5").unwrap(), ArrivalProcess::gamma(0.5).unwrap());
         let sorted = file("0.5\n1.5\n1.75\n");

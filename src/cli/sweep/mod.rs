@@ -1,4 +1,4 @@
-//! `goodput sweep`: the highest request rate at which a service keeps its promises.
+//! `goodput sweep`: finds the highest request rate at which a service meets its objectives.
 
 mod files;
 mod inputs;
@@ -11,17 +11,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
 use jiff::Timestamp;
 
 use self::files::SweepFiles;
 use self::show::SweepProgressLine;
+use super::load_runtime::load_runtime;
 use super::print;
+use super::service_probe::{explained, only_model};
 use super::signals::ShutdownSignals;
 use crate::clock::Clock;
 use crate::load::measure::{RunSetting, goals_of};
 use crate::load::monitor::RunVerdict;
-use crate::load::probe::{ProbeError, ServiceProbe};
+use crate::load::probe::ServiceProbe;
 use crate::load::result::MOST_LAG;
 use crate::load::summary::{
     ClientSummary, FORMAT, FleetSummary, MethodSummary, SweepSummary, TargetSummary, WorkloadSummary,
@@ -30,15 +31,15 @@ use crate::load::sweep::{CacheResult, GoodputStatus, RatePlan, SweepPlan, SweepP
 use crate::load::workload::{RunSeeds, Workload};
 use crate::load::{LoadTarget, RunControl, RunLimits};
 
-/// Why a sweep did not begin.
+/// Why a sweep did not start.
 enum NotBegun {
-    /// The command line or a file: exit code 2.
+    /// Invalid command line or file: exit code 2.
     Usage(anyhow::Error),
-    /// The service or the system: exit code 3.
+    /// The service or the system failed: exit code 3.
     Start(anyhow::Error),
 }
 
-/// Everything that a sweep needs.
+/// The inputs of a sweep.
 struct Sweep {
     args: SweepArgs,
     clock: Clock,
@@ -50,11 +51,11 @@ struct Sweep {
 }
 
 impl SweepArgs {
-    /// Sweeps; 0 where goodput is a number (of fixed rates: where all of them clear), 1 where it is none.
+    /// Sweeps; 0 if there is a goodput (with fixed rates: if all of them clear), else 1.
     #[must_use]
     pub fn run(self) -> ExitCode {
         super::descriptors::raise_limit();
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        let runtime = match load_runtime() {
             Ok(runtime) => runtime,
             Err(error) => {
                 eprintln!("goodput sweep: no runtime: {error}");
@@ -82,7 +83,7 @@ impl SweepArgs {
         }
     }
 
-    /// The summary, and whether it says yes.
+    /// Returns the summary, and whether the result is positive.
     async fn sweep(self) -> Result<(SweepSummary, bool), NotBegun> {
         let clock = Clock::start();
         let sweep = Sweep::begin(self, clock).await?;
@@ -94,7 +95,7 @@ impl SweepArgs {
 }
 
 impl Sweep {
-    /// Reads the command line, and asks the service what has to be known.
+    /// Parses the command line and probes the service.
     async fn begin(args: SweepArgs, clock: Clock) -> Result<Self, NotBegun> {
         let usage = NotBegun::Usage;
         let target = args.target().map_err(usage)?;
@@ -132,7 +133,7 @@ impl Sweep {
         Ok(Sweep { args, clock, target, workload, plan, seeds, started })
     }
 
-    /// Makes the runs that the search asks for.
+    /// Performs the runs that the search requests.
     async fn measure(&self, mut files: SweepFiles) -> anyhow::Result<(SweepSummary, bool)> {
         let rule = self.args.rule()?;
         let drain = self.args.drain.map(Duration::from_secs_f64);
@@ -228,27 +229,8 @@ impl Sweep {
     }
 }
 
-/// A moment of the day, in UTC and whole seconds.
+/// A time of day in UTC, in whole seconds.
 fn at(wall: Duration) -> String {
     let seconds = i64::try_from(wall.as_secs()).unwrap_or_default();
     Timestamp::from_second(seconds).map_or_else(|_| "unknown".to_owned(), |moment| moment.to_string())
-}
-
-async fn only_model(probe: &ServiceProbe) -> anyhow::Result<String> {
-    let models = probe.models().await.map_err(explained).context("which model? --model names it")?;
-    match &models[..] {
-        [only] => Ok(only.clone()),
-        [] => anyhow::bail!("the service lists no model; name one by --model"),
-        several => anyhow::bail!("the service lists several models; choose one by --model: {}", several.join(", ")),
-    }
-}
-
-/// What to do about it.
-fn explained(error: ProbeError) -> anyhow::Error {
-    let hint = match error.status().map(|status| status.as_u16()) {
-        Some(401 | 403) => "; give the key by --api-key-file",
-        Some(404) => "; check the URL, --path and --model",
-        _ => "",
-    };
-    anyhow::anyhow!("{error}{hint}")
 }

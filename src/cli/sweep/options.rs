@@ -1,73 +1,38 @@
-//! The command line of a sweep, and the plan that it makes.
+//! Command line options of a sweep, and the plan built from them.
 
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use serde_json::{Map, Value};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::inputs;
 use crate::cli::numbers;
-use crate::config::{self, Environment, ProcessEnvironment, engine_address};
-use crate::dial::{Roots, Sockets};
-use crate::forward::settings::Timeouts;
-use crate::judge::{Objective, Objectives};
+use crate::cli::service_options::{EndpointArgs, ONLY_CLASS, PromiseArgs};
+use crate::config::Settings;
 use crate::load::lengths::{LengthModel, TokenLengths};
 use crate::load::monitor::RunRule;
-use crate::load::presets::{PRESETS, Preset};
 use crate::load::prompts::PromptCalibration;
 use crate::load::search::SearchSettings;
 use crate::load::sweep::RatePlan;
 use crate::load::workload::{CacheState, Workload, WorkloadClass};
 use crate::load::{LoadClass, LoadTarget};
-use crate::types::{ApiPath, ClassId};
+use crate::types::ClassId;
 
-/// Finds the highest request rate at which a service keeps its promises.
+/// Finds the highest request rate at which a service meets its objectives.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SweepArgs {
     /// Base URL of the service: a gateway, an engine, any server with the OpenAI API.
     pub url: String,
-    /// Model; by default the only one that the service lists.
-    #[arg(long)]
-    pub model: Option<String>,
-
-    /// Settings file of a gateway, for the classes that `--class` names.
-    #[arg(short, long, value_name = "FILE", help_heading = "What is promised")]
-    pub config: Option<PathBuf>,
+    /// What is promised.
+    #[command(flatten)]
+    pub promise: PromiseArgs,
     /// Class of the settings file, with its weight in the mix; may be repeated.
     #[arg(long = "class", value_name = "NAME[=WEIGHT]", requires = "config", help_heading = "What is promised")]
     pub classes: Vec<String>,
-    /// Limits of MLPerf Inference: mlperf/llama3.1-8b-interactive and others.
-    #[arg(long, value_name = "NAME", help_heading = "What is promised", conflicts_with = "config")]
-    pub preset: Option<String>,
-    /// TTFT threshold.
-    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
-    pub ttft: Option<f64>,
-    /// TPOT threshold.
-    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
-    pub tpot: Option<f64>,
-    /// Threshold of the largest gap between tokens.
-    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
-    pub itl: Option<f64>,
-    /// Threshold of the time to the end.
-    #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<1, 3_600_000>, help_heading = "What is promised", conflicts_with_all = ["config", "preset"])]
-    pub e2e: Option<f64>,
-    /// Share of requests that must keep all thresholds together.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.95, value_parser = numbers::within::<1, 1_000>, help_heading = "What is promised")]
-    pub target: f64,
-    /// Time limit of a request, where no settings file has one.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = numbers::within::<100, 86_400_000>, help_heading = "What is promised")]
-    pub time_limit: f64,
-
     /// Prompt tokens: 512, P50:P95, or @FILE with one length a line; by default the class's workload_assumption.
     #[arg(long, value_name = "LENGTHS", help_heading = "What is asked")]
     pub input: Option<String>,
-    /// Output tokens, likewise.
+    /// Output tokens, in the same format.
     #[arg(long, value_name = "LENGTHS", help_heading = "What is asked")]
     pub output: Option<String>,
     /// Correlation of prompt and output lengths, -1 to 1.
@@ -85,33 +50,15 @@ pub struct SweepArgs {
     /// Arrivals: poisson, constant, gamma:BURSTINESS (1 is poisson, less is burstier), trace:FILE.
     #[arg(long, default_value = "poisson", help_heading = "What is asked")]
     pub arrivals: String,
-    /// State of prefix caches: cold (no prompt like another), warm (with --hit-share), or both.
+    /// State of prefix caches: cold (distinct prompts), warm (with --hit-share), or both.
     #[arg(long, default_value = "cold", value_parser = ["cold", "warm", "both"], help_heading = "What is asked")]
     pub cache: String,
-    /// Share of each prompt that it has in common with others, for warm caches.
+    /// Share of each prompt that it shares with others, for warm caches.
     #[arg(long, value_name = "SHARE", value_parser = numbers::within::<1, 999>, help_heading = "What is asked")]
     pub hit_share: Option<f64>,
-    /// Groups of prompts with a common beginning, for warm caches.
+    /// Groups of prompts with a common prefix, for warm caches.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = numbers::count, help_heading = "What is asked")]
     pub prefix_groups: usize,
-    /// Longest prompt and answer together; longer ones are cut.
-    #[arg(long, value_name = "TOKENS", value_parser = numbers::count, help_heading = "What is asked")]
-    pub max_context: Option<usize>,
-    /// Path of the requests.
-    #[arg(long, default_value = "/v1/chat/completions", help_heading = "What is asked")]
-    pub path: String,
-    /// Ask for whole answers instead of streams.
-    #[arg(long, help_heading = "What is asked")]
-    pub no_stream: bool,
-    /// Let answers end where the model ends them, not at the planned length.
-    #[arg(long, help_heading = "What is asked")]
-    pub respect_eos: bool,
-    /// JSON object whose fields go into every body.
-    #[arg(long, value_name = "JSON", help_heading = "What is asked")]
-    pub extra_body: Option<String>,
-    /// Header of every request, as NAME: VALUE; may be repeated.
-    #[arg(long = "header", value_name = "HEADER", help_heading = "What is asked")]
-    pub headers: Vec<String>,
     /// Header that carries the name of the request's class.
     #[arg(long, value_name = "NAME", help_heading = "What is asked")]
     pub class_header: Option<String>,
@@ -119,63 +66,60 @@ pub struct SweepArgs {
     /// First rate, in requests per second.
     #[arg(long, value_name = "RATE", default_value_t = 1.0, value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
     pub start: f64,
-    /// Lowest rate that is tried.
+    /// Lowest rate to try.
     #[arg(long, value_name = "RATE", default_value_t = 0.01, value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
     pub min_rate: f64,
-    /// Highest rate that is tried.
+    /// Highest rate to try.
     #[arg(long, value_name = "RATE", default_value_t = 10_000.0, value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
     pub max_rate: f64,
     /// Factor between the rates of the ramp.
     #[arg(long, default_value_t = 2.0, value_parser = numbers::within::<1_050, 10_000>, help_heading = "How it is measured")]
     pub growth: f64,
-    /// The search ends where the rate that fails is at most this share above the one that clears.
+    /// Precision: the search ends when the failing rate is at most this share above the clearing one.
     #[arg(long, value_name = "SHARE", default_value_t = 0.03, value_parser = numbers::within::<5, 500>, help_heading = "How it is measured")]
     pub tolerance: f64,
     /// Measure these rates instead of searching: 1,2,4,8.
     #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = numbers::within::<1, 100_000_000>, help_heading = "How it is measured")]
     pub rates: Vec<f64>,
-    /// Runs at each rate; fewer than 3 are not published.
+    /// Runs at each rate; results of fewer than 3 are not published.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "How it is measured")]
     pub repetitions: u32,
     /// Standard error of the attainment at a rate, over its repetitions.
     #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = numbers::within::<1, 200>, help_heading = "How it is measured")]
     pub standard_error: f64,
-    /// Requests at the first look of a run.
+    /// Requests before the first evaluation of a run.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = numbers::count, help_heading = "How it is measured")]
     pub first_look: usize,
     /// Shortest warm-up of a run, not counted.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = numbers::within::<100, 3_600_000>, help_heading = "How it is measured")]
     pub warm_up: f64,
-    /// Shortest counted stretch of a run.
+    /// Shortest counted period of a run.
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = numbers::within::<100, 86_400_000>, help_heading = "How it is measured")]
     pub min_seconds: f64,
-    /// Warm-up and counted stretch of a run together, at most.
+    /// Longest warm-up and counted period of a run together.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0, value_parser = numbers::within::<1_000, 86_400_000>, help_heading = "How it is measured")]
     pub max_seconds: f64,
-    /// Longest drain after a run; by default the classes' time limits.
+    /// Longest drain after a run [default: the classes' time limits].
     #[arg(long, value_name = "SECONDS", value_parser = numbers::within::<100, 86_400_000>, help_heading = "How it is measured")]
     pub drain: Option<f64>,
-    /// Decides arrivals and lengths.
+    /// Seed of arrivals and lengths.
     #[arg(long, default_value_t = 1, help_heading = "How it is measured")]
     pub seed: u64,
 
     /// Replicas behind the URL.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "What stands behind it")]
     pub replicas: u32,
-    /// GPUs of a replica.
+    /// GPUs per replica.
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = numbers::within::<10, 10_000_000>, help_heading = "What stands behind it")]
     pub gpus_per_replica: f64,
-    /// File with the API key that is sent as a bearer.
-    #[arg(long, value_name = "FILE", help_heading = "What stands behind it")]
-    pub api_key_file: Option<PathBuf>,
-    /// Root certificates (PEM) in place of the system's.
-    #[arg(long, value_name = "FILE", help_heading = "What stands behind it")]
-    pub ca_file: Option<PathBuf>,
+    /// What is sent, and how.
+    #[command(flatten)]
+    pub endpoint: EndpointArgs,
 
-    /// Folder for records, summary and report; by default goodput-sweep-TIME.
+    /// Folder for records, summary and report [default: goodput-sweep-TIME].
     #[arg(long, value_name = "FOLDER", help_heading = "What is written")]
     pub out: Option<PathBuf>,
-    /// What the run is about, for the summary and the report: engine, version, GPU, flags.
+    /// Description for the summary and the report: engine, version, GPU, flags.
     #[arg(long, value_name = "TEXT", help_heading = "What is written")]
     pub note: Option<String>,
     /// Print the summary as JSON.
@@ -183,81 +127,42 @@ pub struct SweepArgs {
     pub json: bool,
 }
 
-/// A class of the command line that is the only one.
-const ONLY_CLASS: &str = "default";
-
 impl SweepArgs {
-    /// The service.
+    /// The service to load.
     ///
-    /// # Errors
-    /// The URL, a header, the key or the certificates cannot be used.
+    /// # Errors The URL, a header, the key or the certificates are invalid.
     pub fn target(&self) -> anyhow::Result<LoadTarget> {
-        let address = engine_address(&self.url).map_err(|bad| match bad.meant {
-            Some(meant) => anyhow::anyhow!("{} {}; did you mean {meant}?", self.url, bad.wrong),
-            None => anyhow::anyhow!("{} {}", self.url, bad.wrong),
-        })?;
-        let mut headers = HeaderMap::new();
-        for header in &self.headers {
-            let (name, value) = header.split_once(':').with_context(|| "--header: write NAME: VALUE".to_owned())?;
-            let name: HeaderName = name.trim().parse().context("--header: the name is none")?;
-            let mut value: HeaderValue =
-                value.trim().parse().with_context(|| format!("--header: the value of {name} cannot be sent"))?;
-            value.set_sensitive(true);
-            headers.append(name, value);
-        }
-        if let Some(file) = &self.api_key_file {
-            let key = std::fs::read_to_string(file)
-                .with_context(|| format!("--api-key-file: cannot read {}", file.display()))?;
-            let value = HeaderValue::from_str(&format!("Bearer {}", key.trim()));
-            let mut value =
-                value.with_context(|| format!("--api-key-file: {} holds no key that can be sent", file.display()))?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
-        }
-        let roots = self.ca_file.as_deref().map(roots_of).transpose()?;
-        Ok(LoadTarget { dial: Arc::new(Sockets::new()), address, roots, headers })
+        self.endpoint.target(&self.url)
     }
 
-    /// The workload, as far as it is known before the service has been asked.
+    /// The workload, as far as it is known before the service is probed.
     ///
-    /// # Errors
-    /// Something of it is missing or wrong.
+    /// # Errors A part is missing or invalid.
     pub fn workload(&self) -> anyhow::Result<Workload> {
-        let endpoint = ApiPath::relayed(self.path.trim_end_matches('/'))
-            .filter(|endpoint| endpoint.dialect().generates() || endpoint.path() == "/v1/embeddings");
-        let endpoint = endpoint.with_context(|| {
-            format!("--path {}: no load is made for this path; use /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages or /v1/embeddings", self.path)
-        })?;
+        let asks = &self.endpoint;
+        let endpoint = asks.endpoint()?;
         let classes = self.workload_classes()?;
         let workload = Workload {
-            model: self.model.clone().unwrap_or_default(),
+            model: asks.model.clone().unwrap_or_default(),
             endpoint,
-            stream: !self.no_stream && endpoint.dialect().generates(),
+            stream: !asks.no_stream && endpoint.dialect().generates(),
             classes,
             arrivals: inputs::arrivals(&self.arrivals)?,
-            ignore_eos: !self.respect_eos,
-            max_context: self.max_context.map(|tokens| tokens as u64),
-            extra: self.extra()?,
+            ignore_eos: !asks.respect_eos,
+            max_context: asks.max_context.map(|tokens| tokens as u64),
+            extra: asks.extra()?,
             calibration: PromptCalibration::default(),
         };
         for class in &workload.classes {
             let judges = workload.stream || class.load.objectives.judges_non_streaming();
             if !judges {
                 bail!(
-                    "class {} does not judge answers without a stream; give it an E2E objective, or stream",
+                    "class {} does not judge non-streaming responses; give it an E2E objective, or stream",
                     class.load.id
                 );
             }
         }
         Ok(workload)
-    }
-
-    fn extra(&self) -> anyhow::Result<Map<String, Value>> {
-        let Some(text) = &self.extra_body else { return Ok(Map::new()) };
-        match serde_json::from_str(text).context("--extra-body is no JSON")? {
-            Value::Object(map) => Ok(map),
-            _ => bail!("--extra-body is no JSON object; write {{\"temperature\": 0}} or the like"),
-        }
     }
 
     fn workload_classes(&self) -> anyhow::Result<Vec<WorkloadClass>> {
@@ -268,7 +173,7 @@ impl SweepArgs {
             let mut load = load;
             if let Some(name) = &self.class_header {
                 let name: HeaderName =
-                    name.parse().with_context(|| format!("--class-header: {name:?} is no header name"))?;
+                    name.parse().with_context(|| format!("--class-header: {name:?} is not a header name"))?;
                 load.headers.insert(name, HeaderValue::from_str(load.id.as_str())?);
             }
             classes.push(WorkloadClass { load, weight, lengths });
@@ -278,68 +183,32 @@ impl SweepArgs {
 
     /// Classes with their weights.
     fn promised(&self) -> anyhow::Result<Vec<(LoadClass, f64)>> {
-        if let Some(file) = &self.config {
-            return self.of_settings(file);
+        if let (Some(file), Some(settings)) = (&self.promise.config, self.promise.settings()?) {
+            return self.of_settings(file, &settings);
         }
-        let objectives = match &self.preset {
-            Some(name) => {
-                let names = PRESETS.map(|preset| preset.name).join(", ");
-                Preset::find(name)
-                    .with_context(|| format!("--preset {name}: there is none; there are {names}"))?
-                    .objectives()
-            }
-            None => self.thresholds()?,
-        };
-        let total = Duration::from_secs_f64(self.time_limit);
-        let d = Timeouts::default();
-        let timeouts = Timeouts {
-            first_token: d.first_token.min(total),
-            idle: d.idle.min(total),
-            total,
-            response_head: total,
-            ..d
-        };
-        let id = ClassId::from(self.preset.as_deref().unwrap_or(ONLY_CLASS));
+        let (objectives, timeouts) = (self.promise.objectives()?, self.promise.timeouts());
+        let id = ClassId::from(self.promise.preset.as_deref().unwrap_or(ONLY_CLASS));
         Ok(vec![(LoadClass { id, objectives, timeouts, headers: HeaderMap::new() }, 1.0)])
     }
 
-    fn thresholds(&self) -> anyhow::Result<Objectives> {
-        let objective = |seconds: Option<f64>| {
-            seconds.map(|seconds| Objective { threshold: Duration::from_secs_f64(seconds), attainment: self.target })
-        };
-        let objectives = Objectives {
-            ttft: objective(self.ttft),
-            tpot: objective(self.tpot),
-            itl: objective(self.itl),
-            e2e: objective(self.e2e),
-            joint_target: self.target,
-            ..Objectives::default()
-        };
-        if objectives.is_empty() {
-            bail!("nothing is promised: give --ttft, --tpot, --itl or --e2e, a --preset, or -c FILE --class NAME");
-        }
-        Ok(objectives)
-    }
-
-    fn of_settings(&self, file: &Path) -> anyhow::Result<Vec<(LoadClass, f64)>> {
-        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        let settings = config::load(&text, &WithoutSecrets(ProcessEnvironment::of(file))).map_err(|problems| {
-            let lines: Vec<String> = problems.iter().map(|problem| format!("{}:{problem}", file.display())).collect();
-            anyhow::anyhow!("{}", lines.join("\n"))
-        })?;
+    fn of_settings(&self, file: &Path, settings: &Settings) -> anyhow::Result<Vec<(LoadClass, f64)>> {
         let all: Vec<&str> = settings.classes.iter().map(|class| class.id.as_str()).collect();
         if self.classes.is_empty() {
-            bail!("which classes of {}? give --class NAME[=WEIGHT]; there are {}", file.display(), all.join(", "));
+            bail!(
+                "no class of {} is chosen: give --class NAME[=WEIGHT]; classes are {}",
+                file.display(),
+                all.join(", ")
+            );
         }
         let mut found: Vec<(LoadClass, f64)> = Vec::new();
         for text in &self.classes {
             let (name, weight) = inputs::class_weight(text)?;
             let class = settings.classes.iter().find(|class| class.id.as_str() == name);
             let class = class.with_context(|| {
-                format!("--class {name}: there is none in {}; there are {}", file.display(), all.join(", "))
+                format!("--class {name} does not exist in {}; classes are {}", file.display(), all.join(", "))
             })?;
             if found.iter().any(|(known, _)| known.id == class.id) {
-                bail!("--class {name} stands there twice");
+                bail!("--class {name} is repeated");
             }
             let load = LoadClass {
                 id: class.id.clone(),
@@ -361,7 +230,7 @@ impl SweepArgs {
             (Some(text), _) => inputs::lengths(flag, text),
             (None, Some(quantiles)) => Ok(TokenLengths::lognormal(quantiles.p50.0 as f64, quantiles.p95.0 as f64)?),
             (None, None) => bail!(
-                "{flag} is missing: class {} assumes no lengths, and a goodput without its workload says nothing; give 512, P50:P95 or @FILE",
+                "{flag} is missing: class {} assumes no lengths, and a goodput is meaningless without its workload; give 512, P50:P95 or @FILE",
                 class.id
             ),
         };
@@ -370,30 +239,29 @@ impl SweepArgs {
         LengthModel::fitted(input, output, self.correlation).context("--correlation")
     }
 
-    /// Cache states, in the order in which they are measured.
+    /// Cache states in the order of measurement.
     ///
-    /// # Errors
-    /// Warm caches without a share.
+    /// # Errors Warm caches without a share.
     pub fn caches(&self) -> anyhow::Result<Vec<CacheState>> {
         let warm = || {
-            let hit_share =
-                self.hit_share.context("--cache warm needs --hit-share: how much of a prompt is common to others?")?;
+            let hit_share = self
+                .hit_share
+                .context("--cache warm needs --hit-share, the share of a prompt that others have in common")?;
             anyhow::Ok(CacheState::Warm { hit_share, groups: self.prefix_groups })
         };
         match self.cache.as_str() {
             "warm" => Ok(vec![warm()?]),
             "both" => Ok(vec![CacheState::Cold, warm()?]),
             _ if self.hit_share.is_some() => {
-                bail!("--hit-share says what warm caches hold; add --cache warm or --cache both")
+                bail!("--hit-share applies to warm caches only; add --cache warm or --cache both")
             }
             _ => Ok(vec![CacheState::Cold]),
         }
     }
 
-    /// Rates.
+    /// The rates.
     ///
-    /// # Errors
-    /// Bounds that leave none.
+    /// # Errors The bounds exclude every rate.
     pub fn rate_plan(&self) -> anyhow::Result<RatePlan> {
         if !self.rates.is_empty() {
             let mut rates = self.rates.clone();
@@ -413,10 +281,9 @@ impl SweepArgs {
         }))
     }
 
-    /// When a run has shown enough.
+    /// The stopping rule of a run.
     ///
-    /// # Errors
-    /// Times that leave no counted stretch.
+    /// # Errors The times leave no counted period.
     pub fn rule(&self) -> anyhow::Result<RunRule> {
         if self.warm_up + self.min_seconds > self.max_seconds {
             bail!(
@@ -427,7 +294,7 @@ impl SweepArgs {
             );
         }
         Ok(RunRule {
-            // The repetitions together reach what is asked for.
+            // The repetitions together reach the requested error.
             standard_error: self.standard_error * f64::from(self.repetitions).sqrt(),
             first_look: self.first_look as u64,
             warm_up_seconds: self.warm_up,
@@ -438,36 +305,13 @@ impl SweepArgs {
     }
 }
 
-/// The surroundings of a settings file on a machine that makes load: it needs the classes, and has neither the gateway's keys
-/// nor its certificates.
-struct WithoutSecrets(ProcessEnvironment);
-
-impl Environment for WithoutSecrets {
-    fn variable(&self, name: &str) -> Option<String> {
-        self.0.variable(name).or_else(|| Some("unset".to_owned()))
-    }
-
-    fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
-        self.0.file(path).or_else(|_| Ok(b"not here".to_vec()))
-    }
-}
-
-fn roots_of(file: &Path) -> anyhow::Result<Roots> {
-    let shown = file.display();
-    let all = CertificateDer::pem_file_iter(file).with_context(|| format!("--ca-file: cannot read {shown}"))?;
-    let all: Result<Vec<_>, _> = all.collect();
-    let all = all.with_context(|| format!("--ca-file: {shown} is no PEM file"))?;
-    if all.is_empty() {
-        bail!("--ca-file: {shown} holds no certificate");
-    }
-    Ok(all.into())
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::cli::service_options::WithoutSecrets;
+    use crate::config::{self, ProcessEnvironment};
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -481,7 +325,7 @@ mod tests {
         Line::try_parse_from([&["sweep", "http://engine:8000"], more].concat()).map(|line| line.sweep)
     }
 
-    /// What is said of a command line; nothing where it is sound.
+    /// Returns the error of a command line; empty if it is valid.
     fn told(more: &[&str]) -> String {
         let args = match args(more) {
             Ok(args) => args,
@@ -499,17 +343,17 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line_says_what_is_missing_or_wrong() {
+    fn a_command_line_reports_missing_and_invalid_values() {
         assert_eq!(told(&PROMISE), "");
         let with = |more: &[&'static str]| told(&[&PROMISE[..], more].concat());
-        assert!(told(&[]).contains("nothing is promised"));
+        assert!(told(&[]).contains("no objectives"));
         assert!(told(&["--ttft", "1"]).contains("--input is missing"));
         assert!(told(&["--preset", "mlperf/llama3"]).contains("there are mlperf/llama2-70b,"));
         assert!(with(&["--cache", "warm"]).contains("--hit-share"));
         assert!(with(&["--hit-share", "0.5"]).contains("--cache warm"));
         assert!(with(&["--max-seconds", "20"]).contains("leaves no room"));
         assert!(with(&["--min-rate", "9", "--max-rate", "3"]).contains("is above"));
-        assert!(with(&["--path", "/v1/audio/speech"]).contains("no load is made"));
+        assert!(with(&["--path", "/v1/audio/speech"]).contains("unsupported path"));
         assert!(with(&["--extra-body", "[]"]).contains("no JSON object"));
         assert!(with(&["--header", "x"]).contains("NAME: VALUE"));
         assert!(with(&["--correlation", "2"]).contains("--correlation"));
@@ -539,7 +383,7 @@ mod tests {
         assert_eq!((&class.objectives, class.timeouts), (&voice.objectives, voice.timeouts));
         assert_eq!(class.headers["x-slo-class"], voice.id.as_str());
         assert!(told(&["-c", file]).contains("give --class"));
-        assert!(told(&["-c", file, "--class", "nobody"]).contains("there is none"));
+        assert!(told(&["-c", file, "--class", "nobody"]).contains("does not exist"));
         let twice = ["-c", file, "--class", voice.id.as_str(), "--class", voice.id.as_str()];
         assert!(told(&twice).contains("twice"));
     }

@@ -1,4 +1,4 @@
-//! What a sweep says: one line that moves while a run goes on, a line for each run, a table at the end.
+//! Terminal output of a sweep: a progress line, a line per run, a table at the end.
 
 use std::io::{IsTerminal, Write};
 
@@ -15,7 +15,7 @@ pub struct SweepProgressLine {
     repetitions: u32,
 }
 
-/// Seconds between two states of the line.
+/// Interval of the progress line, in seconds.
 const REFRESH: f64 = 0.2;
 
 impl SweepProgressLine {
@@ -24,13 +24,13 @@ impl SweepProgressLine {
         SweepProgressLine { is_terminal: std::io::stderr().is_terminal(), shown_at: 0.0, repetitions }
     }
 
-    /// Something that is said once.
+    /// Prints a line once.
     pub fn say(&self, text: &str) {
         self.clear();
         let _ = writeln!(std::io::stderr(), "{text}");
     }
 
-    /// Where the present run stands.
+    /// Updates the progress line.
     pub fn standing(&mut self, next: NextRun, standing: &RunStanding) {
         if !self.is_terminal || (standing.seconds - self.shown_at).abs() < REFRESH {
             return;
@@ -50,7 +50,7 @@ impl SweepProgressLine {
         let _ = std::io::stderr().flush();
     }
 
-    /// A run is over.
+    /// Prints the result of a run.
     pub fn ended(&mut self, next: NextRun, result: &RunResult) {
         self.shown_at = 0.0;
         let attained: Vec<String> = result.classes.iter().map(|class| attainment(class.attainment)).collect();
@@ -92,7 +92,7 @@ fn attainment(share: Option<f64>) -> String {
     share.map_or_else(|| "no number".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 
-/// The results, as text.
+/// The results as text.
 pub fn table(summary: &SweepSummary) -> String {
     let mut text = String::new();
     for result in &summary.results {

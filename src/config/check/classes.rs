@@ -87,6 +87,7 @@ impl Checker<'_> {
                 .default_output_tokens
                 .as_ref()
                 .map(|at| Tokens(self.count(Some(at), 1, 1..=u64::from(u32::MAX)))),
+            of_class: None,
         }
     }
 
@@ -170,7 +171,7 @@ impl Checker<'_> {
         let Some(budget) = objectives.whole_budget(at.value) else { return };
         if let Some((name, limit)) = whole.iter().find(|(_, limit)| budget > *limit) {
             let message = format!(
-                "an answer of {} tokens that keeps TTFT and TPOT may take {}, and {name} ({}) cuts it first",
+                "a response of {} tokens that meets TTFT and TPOT may take {}, but {name} ({}) cuts it first",
                 shown(at),
                 in_seconds(budget),
                 in_seconds(*limit)

@@ -7,8 +7,8 @@ use super::{Checker, in_seconds, shown};
 use crate::admit::overload_control::{Action, ActionKind, LoadBounds, OverloadLevel};
 use crate::config::ClassSettings;
 use crate::config::problem::Location;
-use crate::config::schema::{self, ActionWord, LevelAction, Root};
-use crate::config::walk::{ConfigBlock, Located};
+use crate::config::schema::{self, ActionWord, Root};
+use crate::config::walk::{ConfigBlock, Located, OrBlock};
 use crate::judge::Objectives;
 use crate::route::settings::{Concurrency, PoolSettings, Route};
 use crate::types::Tokens;
@@ -29,13 +29,13 @@ impl Checker<'_> {
 
     fn action(&mut self, raw: &schema::Level) -> Option<Action> {
         Some(match raw.action.as_ref()? {
-            LevelAction::Word(word) => match word.value.0 {
+            OrBlock::Short(word) => match word.value.0 {
                 ActionWord::Defer => Action::Defer,
                 ActionWord::ShedLower => Action::ShedLower,
                 ActionWord::ReasoningOff => Action::ReasoningOff,
                 ActionWord::Spill => Action::Spill,
             },
-            LevelAction::Cap(cap) => {
+            OrBlock::Block(cap) => {
                 let tokens = self.count(Some(cap.cap_output.as_ref()?), 1, 1..=u64::from(u32::MAX));
                 Action::CapOutput(Tokens(tokens))
             }
@@ -166,7 +166,7 @@ impl Checker<'_> {
                 }
                 let asks = raw.enter_when.as_ref().map_or(&[][..], ConfigBlock::written);
                 if !reach.waits && !asks.is_empty() && asks.iter().all(|key| key.starts_with("queue")) {
-                    let message = "it is never entered: nothing waits for the pools of this class";
+                    let message = "it is never entered, because no request waits for the pools of this class";
                     self.note(raw.place(), message, "give one `max_concurrency_per_engine`, or go by burn_rate_above");
                 }
             }
@@ -174,7 +174,7 @@ impl Checker<'_> {
     }
 }
 
-/// What levels of a class can act on.
+/// Measures and pools that levels of a class can act on.
 struct Reach {
     /// Whether requests can wait for one of its pools.
     waits: bool,
@@ -201,14 +201,14 @@ impl Reach {
         }
     }
 
-    /// What this kind of action lacks, and how to fix it.
+    /// The missing requirement of this kind of action, and its correction.
     fn is_in_vain(&self, kind: ActionKind) -> Option<(&'static str, &'static str)> {
         match kind {
             ActionKind::Defer if !self.waits && !self.is_told => {
-                Some(("nothing waits for the pools of this class", "give one `max_concurrency_per_engine`"))
+                Some(("no request waits for the pools of this class", "give one `max_concurrency_per_engine`"))
             }
             ActionKind::ShedLower if !self.has_lower => {
-                Some(("no class has a lower rank", "lower the `priority` of those that may go"))
+                Some(("no class has a lower priority", "lower the `priority` of another class"))
             }
             ActionKind::Spill if !self.has_second_pool => {
                 Some(("no route of this class has a second pool", "add one to its route"))
@@ -224,12 +224,12 @@ impl Reach {
 
 fn kind_of(raw: &schema::Level) -> Option<ActionKind> {
     Some(match raw.action.as_ref()? {
-        LevelAction::Word(word) => match word.value.0 {
+        OrBlock::Short(word) => match word.value.0 {
             ActionWord::Defer => ActionKind::Defer,
             ActionWord::ShedLower => ActionKind::ShedLower,
             ActionWord::ReasoningOff => ActionKind::ReasoningOff,
             ActionWord::Spill => ActionKind::Spill,
         },
-        LevelAction::Cap(_) => ActionKind::CapOutput,
+        OrBlock::Block(_) => ActionKind::CapOutput,
     })
 }

@@ -18,7 +18,7 @@ use crate::config::url;
 use crate::config::walk::{ConfigBlock, Located, OrOff};
 use crate::types::ApiPath;
 
-/// What a process takes to end after the drain limit: answers that are cut, last lines and spans.
+/// Time of a process to end after the drain limit: cut responses, last lines and spans.
 const AFTER_DRAIN: Duration = Duration::from_secs(5);
 
 impl Checker<'_> {
@@ -96,8 +96,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether the gateway can leave in order: within the time that the platform gives it, and without
-    /// cutting answers that may still keep their promise.
+    /// Whether a shutdown can complete: within the platform's grace period, and without cutting responses
+    /// that may still meet their objectives.
     pub(super) fn leaves_in_order(&mut self, root: &Root, shutdown: &Shutdown, classes: &[Arc<ClassSettings>]) {
         let raw = root.shutdown.as_ref();
         let pre_stop = raw.and_then(|raw| raw.pre_stop.as_ref()).map_or(Duration::ZERO, |at| at.value);
@@ -106,7 +106,7 @@ impl Checker<'_> {
             Some(grace) if grace.value < needed => {
                 let parts = [pre_stop, shutdown.delay, shutdown.drain, AFTER_DRAIN].map(in_seconds).join(" + ");
                 let message = format!(
-                    "leaving takes {}: pre_stop + delay + drain and what is left to write, {parts}",
+                    "the shutdown takes {}: pre_stop + delay + drain and the last writes, {parts}",
                     in_seconds(needed)
                 );
                 self.problem(&grace.place, message, format!("give it {}, or shorten `drain`", in_seconds(needed)));
@@ -128,7 +128,7 @@ impl Checker<'_> {
         let longest = longest.filter_map(|class| Some((class.objectives.longest()?, &class.id))).max();
         if let Some((longest, class)) = longest.filter(|(longest, _)| *longest > shutdown.drain) {
             let message = format!(
-                "`drain` ({}) cuts answers of the class {class} that may take {} and keep their promise",
+                "`drain` ({}) cuts responses of the class {class} that may take {} and meet their objectives",
                 in_seconds(shutdown.drain),
                 in_seconds(longest)
             );
@@ -174,7 +174,7 @@ impl Checker<'_> {
                 let place = raw_listen.and_then(|raw| raw.address.as_ref()).map(|at| &at.place);
                 if let Some(place) = place.filter(|_| collide(admin.address, listen.address)) {
                     let message =
-                        format!("operators are served there ({}) unless `admin` says otherwise", admin.address);
+                        format!("the admin port listens there ({}) unless `admin` says otherwise", admin.address);
                     self.problem(place, message, "give `listen` or `admin` another port, or write `admin: off`");
                 }
             }
@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_engine_is_the_gateway_only_where_that_is_certain() {
+    fn an_engine_counts_as_the_gateway_only_if_certain() {
         for (host, address, expected) in [
             ("127.0.0.1", "127.0.0.1:80", true),
             ("localhost", "127.0.0.1:80", true),

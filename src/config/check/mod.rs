@@ -1,8 +1,7 @@
-//! Turns what the file says into settings: checks everything, and reports all problems at once.
+//! Turns the raw settings into checked ones, and reports all problems at once.
 //!
-//! Every part returns a value even if it has a problem (a default, or the part without the invalid piece),
-//! so that later parts are checked too. Only a file without problems becomes
-//! [`Settings`].
+//! Every part returns a value even if it has a problem (a default, or the part without the invalid piece), so
+//! that later parts are checked too. Only a file without problems becomes [`Settings`].
 
 mod classes;
 mod degrade;
@@ -88,6 +87,7 @@ impl<'a> Checker<'a> {
         self.leaves_in_order(root, &shutdown, &classes);
         let journal = self.journal(root);
         let slo_state = self.slo_state(root);
+        let prometheus = self.prometheus(root);
         let otlp = self.otlp(root);
         if !self.problems.is_empty() {
             return None;
@@ -118,6 +118,7 @@ impl<'a> Checker<'a> {
             access_log,
             journal,
             slo_state,
+            prometheus,
             otlp,
             labels,
             hash: self.hash(hash_of_text),
@@ -144,7 +145,7 @@ impl<'a> Checker<'a> {
             && labels.dropped.contains(&RequestLabel::Model)
         {
             let way_out = "leave the label in, or remove this key";
-            self.problem(&asked.place, "is true, while drop_labels leaves the label model out", way_out);
+            self.problem(&asked.place, "is true, but drop_labels omits the label model", way_out);
         }
         labels
     }

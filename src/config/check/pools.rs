@@ -18,9 +18,9 @@ use crate::admit::queue::{self, InvalidShares, PrefillBudget, Shares};
 use crate::config::ClassSettings;
 use crate::config::problem::Location;
 use crate::config::scalar::{ConcurrencyScalar, PromptTokens, RedactedText};
-use crate::config::schema::{self, BalanceBy, Root, SeatsOrRange};
+use crate::config::schema::{self, BalanceBy, Root};
 use crate::config::url;
-use crate::config::walk::{ConfigBlock, Entries, Located, OrOff};
+use crate::config::walk::{ConfigBlock, Entries, Located, OrBlock, OrOff};
 use crate::route::settings::{
     AddressFamily, Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, EngineSource,
     HealthCheck, Inject, MetricsScrape, PoolSettings, Retries, Route, Scheme, SeatBounds,
@@ -81,12 +81,15 @@ impl Checker<'_> {
         })
     }
 
-    fn concurrency(&mut self, written: Option<&SeatsOrRange>) -> (Concurrency, SeatBounds) {
+    fn concurrency(
+        &mut self,
+        written: Option<&OrBlock<Located<ConcurrencyScalar>, schema::SeatRange>>,
+    ) -> (Concurrency, SeatBounds) {
         let d = SeatBounds::default();
         let at = match written {
             None => return (Concurrency::Unlimited, d),
-            Some(SeatsOrRange::Range(range)) => return (Concurrency::Auto, self.seat_bounds(range)),
-            Some(SeatsOrRange::Seats(at)) => at,
+            Some(OrBlock::Block(range)) => return (Concurrency::Auto, self.seat_bounds(range)),
+            Some(OrBlock::Short(at)) => at,
         };
         match at.value {
             ConcurrencyScalar::Auto => (Concurrency::Auto, d),
@@ -134,8 +137,7 @@ impl Checker<'_> {
             if let Some(at) = &raw.max_concurrency_per_engine
                 && !classes.iter().any(|class| leads(class) && keeps(class))
             {
-                let message =
-                    "no class of this pool promises time to the first token, per token or to the end: seats only grow";
+                let message = "no class of this pool has a TTFT, TPOT or E2E objective, so the seats only grow";
                 self.note(at.place(), message, "write a number, or give a class such an objective");
             }
         }
@@ -145,7 +147,7 @@ impl Checker<'_> {
         let d = queue::QueueSettings::default();
         let Some(queue) = &raw.queue else { return d };
         if !raw.written().contains(&"max_concurrency_per_engine") {
-            let message = "nothing waits here: the engines take as many requests as come";
+            let message = "no request waits here, because the pool has no concurrency limit";
             self.note(queue.place(), message, "set `max_concurrency_per_engine`, or remove the key");
         }
         queue::QueueSettings {
@@ -178,10 +180,10 @@ impl Checker<'_> {
             }
         }
         Shares::new(thousandths).unwrap_or_else(|bad| {
-            // A share of zero was reported where it stands.
+            // A share of zero was already reported at its own position.
             if let InvalidShares::TooMuch { sum } = bad {
                 let message = format!("the shares add up to {}, more than 1", f64::from(sum) / 1000.0);
-                self.problem(raw.place(), message, "lower some; those that are not written have their default");
+                self.problem(raw.place(), message, "lower some; priorities without a share have their default");
             }
             d
         })
@@ -268,7 +270,7 @@ impl Checker<'_> {
         pool.kind = raw.kind.as_ref().map_or(pool.kind, |word| word.value.0);
         pool.engine_priority = raw.priority_scheduling.as_ref().is_some_and(|at| at.value);
         if let Some(at) = raw.priority_scheduling.as_ref().filter(|at| at.value && !pool.kind.knows_priority()) {
-            let message = "only engines of kind vllm are told a priority";
+            let message = "only engines of kind vllm accept a priority";
             self.problem(&at.place, message, "remove the key, or set `kind: vllm`");
         }
         pool.forward_authorization = raw.forward_authorization.as_ref().is_some_and(|at| at.value);
@@ -423,7 +425,7 @@ impl Checker<'_> {
 
     fn continuous_is_possible(&mut self, place: &Location, usage: bool, kind: EngineKind) {
         if kind != EngineKind::Vllm {
-            self.problem(place, "only engines of kind vllm know it", "remove the key, or set `engine.kind: vllm`");
+            self.problem(place, "only engines of kind vllm support it", "remove the key, or set `engine.kind: vllm`");
         } else if !usage {
             self.problem(place, "it needs `usage`", "set `usage: true`");
         }

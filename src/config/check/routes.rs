@@ -122,7 +122,7 @@ impl Checker<'_> {
                 }
                 None => {
                     let message = format!("the alias {} leads back to itself", name.shown());
-                    self.problem(&name.place, message, "let it lead to the name that the engines know");
+                    self.problem(&name.place, message, "use the name that the engines serve");
                 }
             }
         }

@@ -5,7 +5,7 @@ use http::{HeaderName, HeaderValue};
 use super::{Checker, Names, is_not_a};
 use crate::classify::{CapTest, HeaderTest, TokenRange, When};
 use crate::config::schema::{self, Root};
-use crate::config::walk::{ConfigBlock, Located};
+use crate::config::walk::{ConfigBlock, Located, OneOrMany, OrBlock};
 use crate::types::{ClassId, Glob, TenantId, Tokens};
 
 impl Checker<'_> {
@@ -64,7 +64,11 @@ impl Checker<'_> {
         list.iter().filter_map(|at| self.known(Some(at), &names)).map(TenantId::from).collect()
     }
 
-    fn header(&mut self, name: &Located<String>, test: &schema::HeaderCondition) -> Option<(HeaderName, HeaderTest)> {
+    fn header(
+        &mut self,
+        name: &Located<String>,
+        test: &OrBlock<OneOrMany<Located<String>>, schema::HeaderCondition>,
+    ) -> Option<(HeaderName, HeaderTest)> {
         let Ok(header) = HeaderName::try_from(name.value.as_str()) else {
             self.problem(&name.place, is_not_a(name, "a header name"), "use letters, digits and -");
             return None;
@@ -75,15 +79,15 @@ impl Checker<'_> {
             return None;
         }
         let texts: Vec<&Located<String>> = match test {
-            schema::HeaderCondition::Is(values) => values.0.iter().collect(),
-            schema::HeaderCondition::Shape(shape) => shape.prefix.iter().collect(),
+            OrBlock::Short(values) => values.0.iter().collect(),
+            OrBlock::Block(shape) => shape.prefix.iter().collect(),
         };
         for at in texts.into_iter().filter(|at| HeaderValue::from_bytes(at.value.as_bytes()).is_err()) {
             self.problem(&at.place, "not a valid header value", "remove its control characters");
         }
         let test = match test {
-            schema::HeaderCondition::Is(values) => HeaderTest::Is(values.0.iter().map(|at| at.value.clone()).collect()),
-            schema::HeaderCondition::Shape(shape) => match (&shape.prefix, &shape.present) {
+            OrBlock::Short(values) => HeaderTest::Is(values.0.iter().map(|at| at.value.clone()).collect()),
+            OrBlock::Block(shape) => match (&shape.prefix, &shape.present) {
                 (Some(prefix), None) => HeaderTest::Prefix(prefix.value.clone()),
                 (None, Some(present)) => HeaderTest::Present(present.value),
                 (None, None) | (Some(_), Some(_)) => {

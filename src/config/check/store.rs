@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use super::Checker;
 use crate::admit::redis::settings::{LimitsStore, Redis, RedisAddress};
-use crate::config::schema::{self, LimitsStoreKind, Root};
-use crate::config::walk::ConfigBlock;
+use crate::config::schema::{self, Root};
+use crate::config::walk::{ConfigBlock, OrBlock};
 
 /// Longest sensible time limit, because a request waits for the store before its engine.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Checker<'_> {
     pub(super) fn limits_store(&mut self, root: &Root) -> LimitsStore {
-        let Some(LimitsStoreKind::Shared(store)) = &root.limits_store else { return LimitsStore::Memory };
+        let Some(OrBlock::Block(store)) = &root.limits_store else { return LimitsStore::Memory };
         let redis = store.redis.as_ref().and_then(|redis| self.redis(redis));
         if let Some(store) = &store.redis
             && !root.tenants.iter().flat_map(|all| all.iter()).any(|tenant| tenant.limits.is_some())
@@ -46,7 +46,7 @@ impl Checker<'_> {
             self.problem(&url.place, "the password stands here and in `password_file`", "remove one of the two");
         } else if address.has_password() && !url.hidden {
             let way_out = "write the whole URL as ${NAME}, or put the password into a `password_file`";
-            self.problem(&url.place, "holds a password for everybody who reads this file", way_out);
+            self.problem(&url.place, "contains a password in clear text", way_out);
         }
         let address = match password {
             Some(password) => address.with_password(&password?),

@@ -1,27 +1,35 @@
-//! What is written down where.
+//! Logs, metrics, traces and the journal.
 
 use std::path::Path;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use http::{HeaderName, HeaderValue};
 
 use super::{Checker, shown};
 use crate::config::schema::{self, Root};
 use crate::config::url::engine_address;
-use crate::config::walk::{ConfigBlock, Located};
+use crate::config::walk::{ConfigBlock, Entries, Located};
 use crate::record::journal::HashKey;
-use crate::record::settings::{JournalSettings, OtlpSettings};
+use crate::record::settings::{JournalSettings, OtlpSettings, PrometheusSettings};
 use crate::record::trace::Sampling;
 use crate::route::settings::EngineAddress;
 
-/// A shorter secret could be guessed by whoever has a journal.
+/// A shorter secret could be guessed from a journal.
 const SHORTEST_SECRET: usize = 16;
 
-/// Lines that wait longer are lost with the process, and take memory meanwhile.
+/// Lines that wait longer use memory and are lost in a crash.
 const LONGEST_FLUSH: Duration = Duration::from_secs(60);
 
-/// Where a collector takes traces, below its own URL.
+/// A Prometheus that is read more often does nothing else.
+const SHORTEST_READ: Duration = Duration::from_secs(1);
+
+/// Path of Prometheus' query endpoint, below its URL.
+const QUERY: &str = "/api/v1/query";
+
+=======
+/// Path of the collector's trace endpoint, below its URL.
+>>>>>>> w-words
 const TRACES: &str = "/v1/traces";
 
 impl Checker<'_> {
@@ -37,14 +45,52 @@ impl Checker<'_> {
             .resource
             .as_ref()
             .map(|entries| entries.0.iter().map(|(key, value)| (key.value.clone(), value.value.clone())).collect());
-        let address = self.collector(raw.endpoint.as_ref()?)?;
+        let address = self.service_address(raw.endpoint.as_ref()?, TRACES, "http://host:4318")?;
         Some(OtlpSettings { address, headers, roots, sampling, resource: resource.unwrap_or_default() })
     }
 
-    /// The collector's address. A URL that names the path of traces itself is as good.
-    fn collector(&mut self, at: &Located<String>) -> Option<EngineAddress> {
+    pub(super) fn prometheus(&mut self, root: &Root) -> Option<PrometheusSettings> {
+        let raw: &schema::PrometheusSource = root.telemetry.as_ref()?.prometheus.as_ref()?;
+        let mut headers = raw.headers_file.as_ref().map(|at| self.headers(at)).unwrap_or_default();
+        let bearer = raw.token_file.as_ref().and_then(|at| {
+            if headers.iter().any(|(name, _)| name == AUTHORIZATION) {
+                self.problem(&at.place, "`headers_file` sets authorization, too", "remove one of the two");
+            }
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", self.secret_file(at)?)).ok()?;
+            value.set_sensitive(true);
+            Some((AUTHORIZATION, value))
+        });
+        headers.extend(bearer);
+        let roots = raw.ca_file.as_ref().and_then(|at| self.roots(at));
+        let every = self.time(raw.every.as_ref(), PrometheusSettings::EVERY);
+        if let Some(at) = raw.every.as_ref().filter(|_| every < SHORTEST_READ) {
+            self.problem(&at.place, "Prometheus would be asked all the time", "write 1s or more");
+        }
+        let timeout = self.time(raw.timeout.as_ref(), PrometheusSettings::TIMEOUT);
+        let select = raw.select.as_ref().map(|entries| self.label_values(entries)).unwrap_or_default();
+        let address = self.service_address(raw.url.as_ref()?, QUERY, "http://host:9090")?;
+        Some(PrometheusSettings { address, headers, roots, every, timeout, select })
+    }
+
+    /// Labels of Prometheus with their values.
+    fn label_values(&mut self, entries: &Entries<Located<String>>) -> Vec<(String, String)> {
+        for (name, _) in &entries.0 {
+            let begins = name.value.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+            if !begins || !name.value.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+                self.problem(
+                    &name.place,
+                    format!("{} cannot be the name of a label", name.shown()),
+                    "use letters, digits and _",
+                );
+            }
+        }
+        entries.0.iter().map(|(name, value)| (name.value.clone(), value.value.clone())).collect()
+    }
+
+    /// The address of a service beside the gateway. A URL that ends in the path below it is as good.
+    fn service_address(&mut self, at: &Located<String>, path: &str, example: &str) -> Option<EngineAddress> {
         let text = at.value.trim_end_matches('/');
-        match engine_address(text.strip_suffix(TRACES).unwrap_or(text)) {
+        match engine_address(text.strip_suffix(path).unwrap_or(text)) {
             Ok(address) => Some(address),
             Err(bad) => {
                 let wrong = match bad.wrong.contains("credentials") {
@@ -53,7 +99,7 @@ impl Checker<'_> {
                 };
                 let what =
                     if at.hidden || bad.wrong.contains("credentials") { "the URL".to_owned() } else { at.shown() };
-                self.problem(&at.place, format!("{what} {wrong}"), "write http://host:4318");
+                self.problem(&at.place, format!("{what} {wrong}"), format!("write {example}"));
                 None
             }
         }
@@ -81,12 +127,13 @@ impl Checker<'_> {
             });
             match header {
                 Some((name, _)) if [HOST, CONTENT_TYPE, CONTENT_LENGTH].contains(&name) => {
-                    let message = format!("line {number} of the file {} sets {name}, which is ours", at.shown());
+                    let message =
+                        format!("line {number} of the file {} sets {name}, which the gateway sets itself", at.shown());
                     self.problem(&at.place, message, "remove the line");
                 }
                 Some(header) => found.push(header),
                 None => {
-                    let message = format!("line {number} of the file {} is no header", at.shown());
+                    let message = format!("line {number} of the file {} is not a header", at.shown());
                     self.problem(&at.place, message, "write `name: value` on each line");
                 }
             }
@@ -100,7 +147,7 @@ impl Checker<'_> {
         let place = self.surroundings.place(Path::new(&path.value));
         let d = JournalSettings::at(place);
         if d.path.file_name().is_none() || path.value.ends_with('/') {
-            self.problem(&path.place, format!("{} is no file", path.shown()), "write the path of a file");
+            self.problem(&path.place, format!("{} is not a file", path.shown()), "write the path of a file");
         }
         let hash_key = raw.hash_key_file.as_ref().and_then(|at| {
             let secret = self.secret_file(at)?;
@@ -111,11 +158,11 @@ impl Checker<'_> {
             Some(HashKey::from_secret(secret.as_bytes()))
         });
         if self.files.iter().chain(&self.papers).any(|file| *file == Path::new(&path.value)) {
-            self.problem(&path.place, "is a file that the settings read", "write a file that nobody else uses");
+            self.problem(&path.place, "is a file that the settings read", "write a file of its own");
         }
         if raw.hash_key_file.is_none() {
             let way_out = "add `hash_key_file` if hashes are to be the same over restarts and gateways";
-            self.note(raw.place(), "tenants and prompts are hashed with a key of this process alone", way_out);
+            self.note(raw.place(), "tenants and prompts are hashed with a random key of this process", way_out);
         }
         let flush = self.time(raw.flush.as_ref(), d.flush);
         if let Some(at) = raw.flush.as_ref().filter(|at| at.value > LONGEST_FLUSH) {

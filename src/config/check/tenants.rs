@@ -87,7 +87,8 @@ impl Checker<'_> {
             let reached = |pool: &&Arc<PoolSettings>| classes.iter().filter(own).any(|class| leads(pool, class));
             let orders = |pool: &Arc<PoolSettings>| pool.concurrency != Concurrency::Unlimited || pool.engine_priority;
             if !pools.iter().filter(reached).any(orders) {
-                let message = "nothing waits for the pools of this tenant: what is beyond its limits runs at once";
+                let message =
+                    "no request waits for the pools of this tenant, so requests beyond its limits run at once";
                 self.note(&at.place, message, "give one `max_concurrency_per_engine`, or write `reject`");
             }
         }
@@ -137,7 +138,7 @@ impl Checker<'_> {
             self.problem(&name.place, message, "a limit is for one model: write its whole name");
         } else if let Some((_, target)) = aliases.into_iter().find(|(alias, _)| alias.value == name.value) {
             let message = format!("{} is an alias of {}", name.shown(), target.shown());
-            self.problem(&name.place, message, "limits count the name behind the alias: write that");
+            self.problem(&name.place, message, "limits count the aliased name; write that");
         } else if routes.peek().is_some() {
             let takes = |at: &Located<String>| Glob::new(&at.value).matches(&name.value);
             if !routes.flat_map(|route| &route.model).flat_map(|list| &list.0).any(takes) {
@@ -172,7 +173,11 @@ impl Checker<'_> {
         }
         found.extend(self.keys_file(raw));
         if raw.keys.is_none() && raw.keys_file.is_none() && raw.is_whole() {
-            self.problem(raw.place(), "the tenant has no key, so nobody can ask as it", "add `keys` or `keys_file`");
+            self.problem(
+                raw.place(),
+                "the tenant has no key, so no request can belong to it",
+                "add `keys` or `keys_file`",
+            );
         }
         self.labels_differ(&found);
         found

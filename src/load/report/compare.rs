@@ -21,7 +21,7 @@ const LEVEL: f64 = 0.05;
 pub struct Comparison {
     /// Index of the sweep; the first one has 0.
     pub run: usize,
-    /// What differs in the workloads: figures of different workloads cannot be compared.
+    /// Differences of the workloads, which make figures incomparable.
     pub different_workloads: Vec<String>,
     /// Sweeps that were cut short, or measured another model or path.
     pub remarks: Vec<String>,
@@ -46,7 +46,7 @@ pub struct GoodputChange {
     pub low: Option<f64>,
     /// Upper end.
     pub high: Option<f64>,
-    /// Two-sided p-value that there is no difference.
+    /// Two-sided p-value of no difference.
     pub p_value: Option<f64>,
     /// Whether the difference is significant.
     pub significant: bool,
@@ -186,7 +186,7 @@ fn welch(first: &[f64], second: &[f64]) -> Option<MeanDifference> {
     Some(MeanDifference { difference, low: difference - half, high: difference + half, p_value })
 }
 
-/// Rates that are one and the same to everybody but a computer.
+/// Rates that differ by rounding only.
 const SAME_RATE: f64 = 1e-6;
 
 fn rate_changes(first: &CacheResult, second: &CacheResult) -> Vec<RateChange> {

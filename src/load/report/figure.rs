@@ -23,7 +23,7 @@ use crate::load::sweep::CacheResult;
 pub struct Figure {
     /// Name for a file, without its end.
     pub name: String,
-    /// What it shows.
+    /// Its title.
     pub title: String,
     /// SVG.
     pub svg: String,
@@ -247,7 +247,7 @@ fn attainment(panel: &Panel<'_>, shown: &[PlottedSweep<'_>], rates: Range<f64>) 
     legend(&mut chart)
 }
 
-/// What flowed, next to what kept its promise.
+/// Throughput beside goodput.
 fn throughput(panel: &Panel<'_>, shown: &[PlottedSweep<'_>], rates: Range<f64>) -> PlotOutcome {
     let mut curves = Vec::new();
     for one in shown {

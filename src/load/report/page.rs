@@ -226,7 +226,7 @@ fn workload(sweep: &SweepSummary) -> Markup {
     }
 }
 
-/// What the lengths came to.
+/// Observed lengths.
 fn reached(sweep: &SweepSummary) -> Markup {
     let classes = sweep.results.iter().flat_map(|result| {
         let last =

@@ -27,16 +27,16 @@ const BODIES: [(Dialect, &str); 5] = [
 ];
 
 fn learned(dialect: Dialect, bodies: &[&str]) -> Arc<TemplateCache> {
-    let moulds = Arc::new(TemplateCache::new());
+    let templates = Arc::new(TemplateCache::new());
     for body in bodies {
-        observed(not_streamed(dialect), Some(&moulds), &[body.as_bytes()]);
+        observed(not_streamed(dialect), Some(&templates), &[body.as_bytes()]);
     }
-    moulds
+    templates
 }
 
-fn observed(expect: ResponseExpectation, moulds: Option<&Arc<TemplateCache>>, frames: &[&[u8]]) -> Timeline {
+fn observed(expect: ResponseExpectation, templates: Option<&Arc<TemplateCache>>, frames: &[&[u8]]) -> Timeline {
     let mut observer = Observer::new(expect, ResponseFormat::Json, 200, watch());
-    moulds.into_iter().for_each(|moulds| observer.knows(moulds));
+    templates.into_iter().for_each(|templates| observer.knows(templates));
     for (millis, frame) in frames.iter().enumerate() {
         observer.frame(Bytes::copy_from_slice(frame), Tick::from_millis(millis as u64), &mut |_, _| {});
     }
@@ -44,35 +44,35 @@ fn observed(expect: ResponseExpectation, moulds: Option<&Arc<TemplateCache>>, fr
 }
 
 /// Whether a body matches, and is read as by a full parse.
-fn is_known(moulds: &Arc<TemplateCache>, dialect: Dialect, body: &str) -> bool {
-    let known = moulds.recognise(dialect, body.as_bytes(), |_, _| {});
+fn is_known(templates: &Arc<TemplateCache>, dialect: Dialect, body: &str) -> bool {
+    let known = templates.recognise(dialect, body.as_bytes(), |_, _| {});
     let (quick, full) =
-        [Some(moulds), None].map(|moulds| observed(not_streamed(dialect), moulds, &[body.as_bytes()])).into();
+        [Some(templates), None].map(|templates| observed(not_streamed(dialect), templates, &[body.as_bytes()])).into();
     assert_eq!(quick, full, "{body}");
     known
 }
 
 #[test]
-fn the_next_answer_of_an_engine_has_a_known_shape() {
+fn the_next_response_of_an_engine_matches_a_template() {
     for (dialect, body) in BODIES {
-        let moulds = learned(dialect, &[body]);
+        let templates = learned(dialect, &[body]);
         let other =
             body.replace("Paris.", "R\\u00f6m \\ud83d\\ude00 \\ud83d ist \u{e9}ine Stadt").replace("\"hm\"", "\"\\n\"");
         let other = other.replace(":8,", ":123,").replace("432000", "1").replace("\"id\":\"", "\"id\":\"x-\\\"");
-        assert!(is_known(&moulds, dialect, body) && is_known(&moulds, dialect, &other), "{body}");
+        assert!(is_known(&templates, dialect, body) && is_known(&templates, dialect, &other), "{body}");
         let spaced = [body, "\n"].concat();
-        assert!(!is_known(&moulds, dialect, &spaced) && is_known(&moulds, dialect, &spaced), "{body}");
+        assert!(!is_known(&templates, dialect, &spaced) && is_known(&templates, dialect, &spaced), "{body}");
     }
-    let moulds = learned(Dialect::Chat, &[VLLM]);
+    let templates = learned(Dialect::Chat, &[VLLM]);
     let cut = VLLM.replace("\"stop\"", "\"length\"");
-    assert!(is_known(&moulds, Dialect::Chat, &cut));
-    let seen = observed(not_streamed(Dialect::Chat), Some(&moulds), &[cut.as_bytes()]);
+    assert!(is_known(&templates, Dialect::Chat, &cut));
+    let seen = observed(not_streamed(Dialect::Chat), Some(&templates), &[cut.as_bytes()]);
     assert!(seen.cut_by_length && seen.output == Tokens(8));
 }
 
 #[test]
-fn what_decides_is_not_taken_for_granted() {
-    let moulds = learned(Dialect::Chat, &[VLLM, TOOL]);
+fn decisive_bytes_are_not_placeholders() {
+    let templates = learned(Dialect::Chat, &[VLLM, TOOL]);
     for (from, to) in [
         ("\"Paris.\"", "\"\""),
         ("\"Paris.\"", "null"),
@@ -90,19 +90,19 @@ fn what_decides_is_not_taken_for_granted() {
     ] {
         let other = VLLM.replacen(from, to, 1);
         assert_ne!(other, VLLM);
-        assert!(!moulds.recognise(Dialect::Chat, other.as_bytes(), |_, _| {}), "{other}");
-        is_known(&moulds, Dialect::Chat, &other);
+        assert!(!templates.recognise(Dialect::Chat, other.as_bytes(), |_, _| {}), "{other}");
+        is_known(&templates, Dialect::Chat, &other);
     }
-    assert!(!moulds.recognise(Dialect::Completions, VLLM.as_bytes(), |_, _| {}));
-    assert!(!moulds.recognise(Dialect::Plain, VLLM.as_bytes(), |_, _| {}));
+    assert!(!templates.recognise(Dialect::Completions, VLLM.as_bytes(), |_, _| {}));
+    assert!(!templates.recognise(Dialect::Plain, VLLM.as_bytes(), |_, _| {}));
 }
 
 #[test]
-fn what_follows_a_known_body_is_not_forgotten() {
-    let moulds = learned(Dialect::Chat, &[VLLM]);
+fn bytes_after_a_template_match_are_parsed() {
+    let templates = learned(Dialect::Chat, &[VLLM]);
     for (behind, is_fine) in [(&[&b" "[..], b"\r\n\t"][..], true), (&[b" ", b"x"], false), (&[b"{}", b" "], false)] {
         let frames = [&[VLLM.as_bytes()], behind].concat();
-        let quick = observed(not_streamed(Dialect::Chat), Some(&moulds), &frames);
+        let quick = observed(not_streamed(Dialect::Chat), Some(&templates), &frames);
         assert_eq!(quick, observed(not_streamed(Dialect::Chat), None, &frames));
         assert_eq!(quick.unparseable, !is_fine);
     }
@@ -111,24 +111,24 @@ fn what_follows_a_known_body_is_not_forgotten() {
 #[test]
 fn a_known_shape_does_not_hide_that_the_engine_gave_up() {
     for (dialect, body) in BODIES.into_iter().filter(|(_, body)| !body.contains("\"status\"")) {
-        let moulds = learned(dialect, &[body]);
+        let templates = learned(dialect, &[body]);
         let [failed, fine] = ["abort", "stop"].map(|reason| {
             let reasons = ["stop", "tool_calls", "length", "end_turn"];
             let ends = |body: String, was: &str| body.replace(&format!(":\"{was}\""), &format!(":\"{reason}\""));
             reasons.into_iter().fold(body.to_owned(), ends)
         });
-        assert!(is_known(&moulds, dialect, &failed), "{failed}");
-        let seen = observed(not_streamed(dialect), Some(&moulds), &[failed.as_bytes()]);
+        assert!(is_known(&templates, dialect, &failed), "{failed}");
+        let seen = observed(not_streamed(dialect), Some(&templates), &[failed.as_bytes()]);
         assert_eq!((seen.error.map(|error| error.code), seen.finish), (Some(500), None), "{failed}");
         // A failed one does not stand for successful ones either.
-        let moulds = learned(dialect, &[&failed]);
-        is_known(&moulds, dialect, &fine);
-        is_known(&moulds, dialect, &failed);
+        let templates = learned(dialect, &[&failed]);
+        is_known(&templates, dialect, &fine);
+        is_known(&templates, dialect, &failed);
     }
 }
 
 #[test]
-fn bodies_that_say_different_things_in_alike_bytes_leave_no_shape() {
+fn bodies_with_ambiguous_bytes_leave_no_template() {
     let two = VLLM.replace("}],\"sys", "},{\"index\":1}],\"sys");
     let error = VLLM.replacen('{', "{\"error\":\"boom\",", 1);
     let arguments = TOOL.replace("\"{\\\"a\\\":1}\"", "{\"my secret\":1}");
@@ -143,30 +143,30 @@ fn bodies_that_say_different_things_in_alike_bytes_leave_no_shape() {
 
 /// The templates left by a body, as text.
 fn moulds_of(dialect: Dialect, body: &str) -> String {
-    let moulds = learned(dialect, &[body]);
-    let shapes = moulds.bodies.of(dialect).unwrap().shapes.load();
-    shapes.iter().map(|shape| shape.mould.text()).collect()
+    let templates = learned(dialect, &[body]);
+    let cached_templates = templates.bodies.of(dialect).unwrap().cached_templates.load();
+    cached_templates.iter().map(|cached_template| cached_template.template.text()).collect()
 }
 
 #[test]
 fn of_ever_new_shapes_few_are_kept_and_the_one_that_is_used_stays() {
-    let moulds = learned(Dialect::Chat, &[VLLM]);
+    let templates = learned(Dialect::Chat, &[VLLM]);
     for number in 0..200 {
-        is_known(&moulds, Dialect::Chat, &VLLM.replacen('{', &format!("{{\"member{number}\":null,"), 1));
-        assert!(is_known(&moulds, Dialect::Chat, VLLM));
+        is_known(&templates, Dialect::Chat, &VLLM.replacen('{', &format!("{{\"member{number}\":null,"), 1));
+        assert!(is_known(&templates, Dialect::Chat, VLLM));
     }
-    assert_eq!(moulds.bodies.chat.shapes.load().len(), super::BODIES);
+    assert_eq!(templates.bodies.chat.cached_templates.load().len(), super::BODIES);
 }
 
 #[test]
 fn an_echo_and_several_choices_are_read_in_full() {
-    let moulds = learned(Dialect::Completions, &[COMPLETION]);
+    let templates = learned(Dialect::Completions, &[COMPLETION]);
     let echo =
         ResponseExpectation { echo_prompts: [String::from("\n\nA")].into(), ..not_streamed(Dialect::Completions) };
-    let seen = observed(echo, Some(&moulds), &[COMPLETION.as_bytes()]);
+    let seen = observed(echo, Some(&templates), &[COMPLETION.as_bytes()]);
     assert_eq!((seen.token_events, seen.has_visible), (0, false));
     let two = ResponseExpectation { choices: 2, ..not_streamed(Dialect::Completions) };
-    assert_eq!(observed(two, Some(&moulds), &[COMPLETION.as_bytes()]).token_events, 1);
+    assert_eq!(observed(two, Some(&templates), &[COMPLETION.as_bytes()]).token_events, 1);
 }
 
 /// A count, or something in its place.
@@ -258,30 +258,30 @@ proptest! {
         stream_asked in any::<bool>(),
         cut in any::<Index>(),
     ) {
-        let moulds = Arc::new(TemplateCache::new());
+        let templates = Arc::new(TemplateCache::new());
         let all = bodies.iter().flat_map(|((dialect, body), changes)| {
             [(*dialect, body.clone().into_bytes()), (*dialect, mutated(body, changes)), (*dialect, body.clone().into_bytes())]
         });
         for (dialect, body) in all {
             let expect = ResponseExpectation { stream_asked, ..not_streamed(dialect) };
             let full = observed(expect.clone(), None, &[&body]);
-            prop_assert_eq!(observed(expect.clone(), Some(&moulds), &[&body]), full.clone(), "{}", String::from_utf8_lossy(&body));
+            prop_assert_eq!(observed(expect.clone(), Some(&templates), &[&body]), full.clone(), "{}", String::from_utf8_lossy(&body));
             let (head, rest) = body.split_at(cut.index(body.len()));
-            let same_moment = |frames: &[&[u8]], moulds| {
+            let same_moment = |frames: &[&[u8]], templates| {
                 let mut observer = Observer::new(expect.clone(), ResponseFormat::Json, 200, watch());
-                Option::into_iter(moulds).for_each(|moulds| observer.knows(moulds));
+                Option::into_iter(templates).for_each(|templates| observer.knows(templates));
                 frames.iter().for_each(|frame| observer.frame(Bytes::copy_from_slice(frame), Tick::ZERO, &mut |_, _| {}));
                 observer.end(Ending::Clean, Tick::from_millis(99))
             };
-            prop_assert_eq!(same_moment(&[head, rest], Some(&moulds)), same_moment(&[&body], None));
+            prop_assert_eq!(same_moment(&[head, rest], Some(&templates)), same_moment(&[&body], None));
         }
     }
 
     #[test]
-    fn no_text_of_an_answer_stays_in_a_mould(word in "[g-z]{6}", (dialect, body) in body()) {
+    fn no_text_of_a_response_stays_in_a_template(word in "[g-z]{6}", (dialect, body) in body()) {
         let secret = body.replace("assistant", &word).replace("look", &word).replace("Be kind.", &word);
-        let mut reading = EventParser::new(dialect, true, 0);
-        if crate::json::walk_answer(secret.as_bytes(), &mut reading).is_ok() {
+        let mut parser = EventParser::new(dialect, true, 0);
+        if crate::json::walk_answer(secret.as_bytes(), &mut parser).is_ok() {
             let left = moulds_of(dialect, &secret);
             prop_assert!(!left.contains(&word), "{left}");
         }

@@ -38,7 +38,7 @@ impl Tenants {
         }
     }
 
-    /// The counts without each tenant in turn, where any remain.
+    /// The counts without each tenant in turn, if any remain.
     pub fn without_each(&self, at: Tick) -> Vec<JudgedCount> {
         let newest = number_at(at);
         let live = || self.0.iter().filter(move |slot| slot.number <= newest && slot.number + SLOTS as u64 > newest);

@@ -54,7 +54,7 @@ impl ChosenFamily {
         }
         if self.is_ipv6.is_none() || !serves {
             let connect = async |address: IpAddr| client.dial.dial(&dns.engine_at(address), pool.roots.as_ref()).await;
-            // Of two that answer the one in which more engines are.
+            // Of two families that answer, the one with more engines.
             let has_more = others.len() > found.len();
             found.splice(if has_more { 0..0 } else { found.len()..found.len() }, others);
             let order = in_order(&found, None);

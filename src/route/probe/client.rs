@@ -22,7 +22,7 @@ use crate::route::settings::{EngineAddress, PoolSettings, Scheme};
 
 const LONGEST_HEAD: usize = 64 * 1024;
 
-/// What a probe needs.
+/// Dependencies of a probe.
 #[derive(Clone)]
 pub(super) struct ProbeClient {
     pub dial: Arc<dyn Dial>,
@@ -68,7 +68,7 @@ impl ProbeClient {
             Ok(answer) => {
                 Ok(ProbeResponse { status: answer.status(), body: answer.into_body(), _line: (sender, task) })
             }
-            // The connection failed before it took the request, and knows why.
+            // The connection failed before it took the request; its task has the reason.
             Err(error) if error.is_canceled() => match task.join_next().await {
                 Some(Ok(Err(why))) => Err(ProbeFailure::Http(why)),
                 _ => Err(ProbeFailure::Http(error)),

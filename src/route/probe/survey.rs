@@ -1,6 +1,5 @@
-//! What an engine is before its first request: reachable or not, kind, version, models, and whether it
-//! accepts the pool's key. Logged in one line when the gateway begins to use it, and shown by `goodput check
-//! --probe`.
+//! Survey of an engine before its first request: reachability, kind, version, models, acceptance of the
+//! pool's key. Logged in one line when the gateway begins to use it, and shown by `goodput check --probe`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -198,7 +197,7 @@ pub(super) async fn models(
     Ok(models.take(MOST_MODELS).map(|(name, card)| (Arc::from(name), card)).collect())
 }
 
-/// Where each kind of engine reports its version.
+/// Path of the version report, by kind of engine.
 async fn version(client: &ProbeClient, pool: &PoolSettings, address: &EngineAddress) -> Option<String> {
     let path = match pool.kind {
         EngineKind::Vllm => "/version",

@@ -170,7 +170,7 @@ pub struct DemoFleet {
 pub struct DemoEngine {
     /// Its pool: `interactive` or `batch`.
     pub pool: &'static str,
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
     /// Its handle.
     pub engine: SimEngine,
@@ -229,7 +229,7 @@ fn settings_for(engines: &[(&str, SocketAddr)], listen: SocketAddr, admin: Socke
             writeln!(yaml, "      {name}: {{threshold: {seconds:?}, attainment: {}}}", class.target).expect(TAKES);
         }
         writeln!(yaml, "    joint_attainment_target: {}\n    window: 1h", class.target).expect(TAKES);
-        // Not of the tenant with a limit: what is set aside of it would change.
+        // Not of the limited tenant, whose reservation would change.
         if class.key == KEY {
             let quantiles = |(p50, p95): (f64, f64)| format!("{{p50: {p50:.0}, p95: {p95:.0}}}");
             let (input, output) = (quantiles(class.input), quantiles(class.output));

@@ -59,7 +59,7 @@ pub struct SimSettings {
     pub seed: u64,
     /// Output lengths without a cap.
     pub output: LengthDistribution,
-    /// Reasoning tokens before an answer at medium effort; 0 for a model without reasoning.
+    /// Reasoning tokens at medium effort; 0 for a model without reasoning.
     pub reasoning_tokens: u64,
     /// Idle time after which a connection is closed, as by the real server.
     pub keep_alive: Duration,

@@ -12,13 +12,13 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, Exp1, Gamma};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::judge::{Objective, Objectives};
 use crate::sim::engine::core::BLOCK;
 use crate::sim::engine::{EngineSpec, LengthDistribution, mix};
 use crate::sim::traffic::{self, RequestStyle, TrafficPlan};
-use crate::trace::PromptBlocks;
+use crate::trace::{PromptBlocks, TraceRequest};
 use crate::types::{Priority, TenantId, Tick, Tokens};
 
 /// A fleet and its workload.
@@ -48,7 +48,7 @@ pub struct Mix {
 }
 
 /// Properties of an engine's [`EngineSpec`] set by the file; others are its defaults.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     /// Most requests in a batch.
@@ -65,7 +65,7 @@ pub struct Machine {
 }
 
 /// Duration of a step, milliseconds.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepTimes {
     /// Empty.
@@ -78,6 +78,25 @@ pub struct StepTimes {
     pub per_context_token_ms: f64,
     /// Context length at which a token of prefill takes twice as long.
     pub attention_doubles_at: u64,
+}
+
+impl Machine {
+    /// The properties that it sets, and the defaults of the others.
+    #[must_use]
+    pub fn spec(&self) -> EngineSpec {
+        let Machine { max_running, step_tokens, kv_tokens, max_model_len, step } = *self;
+        let mut shape = EngineSpec { max_running, step_tokens, kv_tokens, max_model_len, ..EngineSpec::default() };
+        if let Some(step) = step {
+            let millis = |millis: f64| Duration::from_secs_f64(millis / 1000.0);
+            shape.step_base = millis(step.base_ms);
+            (shape.per_decode, shape.per_prefill) = (millis(step.per_request_ms), millis(step.per_request_ms));
+            shape.per_prefill_token = millis(step.per_prefill_token_ms);
+            shape.per_context_token = millis(step.per_context_token_ms);
+            shape.attention_doubles_at = Some(step.attention_doubles_at);
+            shape.jitter = 0.0;
+        }
+        shape
+    }
 }
 
 fn all_alike() -> Vec<f64> {
@@ -108,6 +127,9 @@ pub struct MixClass {
     /// Objectives that were not read from a mix's file, with all that they can say.
     #[serde(skip)]
     whole: Option<Box<Objectives>>,
+    /// How long clients wait for an answer without a stream, where that is another time.
+    #[serde(skip)]
+    whole_patience: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -127,8 +149,10 @@ pub struct RecordedClass {
     pub priority: Priority,
     /// What its requests are judged by.
     pub objectives: Objectives,
-    /// How long its clients wait for a first token, or for an answer that does not stream.
+    /// How long its clients wait for a first token.
     pub patience: Duration,
+    /// How long they wait for an answer that does not stream.
+    pub whole_patience: Duration,
 }
 
 /// Requests of one kind.
@@ -243,6 +267,8 @@ pub struct Arrival {
     pub likeness: SharedPrefix,
     /// The same as a trace tells it, in place of `likeness`.
     pub recorded: PromptBlocks,
+    /// Line of the trace that it comes from; 0 without one.
+    pub line: u64,
 }
 
 /// What is visible of a prompt's length.
@@ -266,6 +292,23 @@ pub struct SharedPrefix {
 }
 
 impl Arrival {
+    /// A request of a trace, in the flow of its class.
+    #[must_use]
+    pub fn recorded(request: &TraceRequest, flow: usize, tenant: TenantId) -> Arrival {
+        Arrival {
+            at: Tick::ZERO + request.at,
+            flow,
+            tenant,
+            prompt: request.input,
+            shown: PromptLength::Tokens(request.input),
+            cap: request.cap,
+            output: request.output,
+            likeness: SharedPrefix::default(),
+            recorded: request.blocks.clone(),
+            line: request.line,
+        }
+    }
+
     /// Hashes of its prompt's blocks.
     #[must_use]
     pub fn blocks_of_prompt(&self) -> Vec<u64> {
@@ -369,6 +412,7 @@ impl Mix {
             patience_seconds: class.patience.as_secs_f64(),
             default_output_tokens: class.objectives.default_output().0,
             whole: Some(Box::new(class.objectives.clone())),
+            whole_patience: Some(class.whole_patience),
         };
         let length = LengthRange { p50: 1.0, p95: 1.0, least: None, most: 1 };
         let flow = |class: &RecordedClass, streams: bool| MixFlow {
@@ -429,19 +473,7 @@ impl Mix {
     /// The properties of an engine.
     #[must_use]
     pub fn shape(&self, number: usize) -> EngineSpec {
-        let Machine { max_running, step_tokens, kv_tokens, max_model_len, step } = self.engine;
-        let mut shape = EngineSpec { max_running, step_tokens, kv_tokens, max_model_len, ..EngineSpec::default() };
-        if let Some(step) = step {
-            let millis = |millis: f64| Duration::from_secs_f64(millis / 1000.0);
-            shape.step_base = millis(step.base_ms);
-            (shape.per_decode, shape.per_prefill) = (millis(step.per_request_ms), millis(step.per_request_ms));
-            shape.per_prefill_token = millis(step.per_prefill_token_ms);
-            shape.per_context_token = millis(step.per_context_token_ms);
-            shape.attention_doubles_at = Some(step.attention_doubles_at);
-            shape.jitter = 0.0;
-        }
-        shape.speed = 1.0 / self.slowness[number % self.slowness.len()];
-        shape
+        EngineSpec { speed: 1.0 / self.slowness[number % self.slowness.len()], ..self.engine.spec() }
     }
 
     /// The arrivals in this time at `rate` requests per second, in order. `rate` is that of the whole mix, also
@@ -551,6 +583,7 @@ impl Mix {
                 output,
                 likeness: SharedPrefix::default(),
                 recorded: PromptBlocks::default(),
+                line: 0,
             });
         }
     }
@@ -608,6 +641,7 @@ impl CorrelatedBursts<'_> {
                 output,
                 likeness,
                 recorded: PromptBlocks::default(),
+                line: 0,
             });
         }
     }
@@ -687,10 +721,10 @@ impl MixClass {
         self.rank().expect("it was checked when the mix was read")
     }
 
-    /// How long its clients wait.
+    /// How long its clients wait for a first token, or for an answer that does not stream.
     #[must_use]
-    pub fn patience(&self) -> Duration {
-        Duration::from_secs_f64(self.patience_seconds)
+    pub fn patience(&self, streams: bool) -> Duration {
+        self.whole_patience.filter(|_| !streams).unwrap_or(Duration::from_secs_f64(self.patience_seconds))
     }
 
     /// Attainment of each of its objectives.

@@ -13,6 +13,7 @@
 //! down, gateways that restart or share the engines, tenants that
 //! flood.
 
+mod calibrate;
 mod mix;
 mod overload;
 mod peers;
@@ -22,6 +23,7 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
+pub use calibrate::{CannotFit, EngineFit, FittedPercentile, MeasuredRequest, MeasuredRun, RunFit, fit_engine};
 pub use mix::{Arrival, Flood, Machine, Mix, MixClass, MixFlow, PromptLength, RecordedClass, SharedPrefix, StepTimes};
 pub use peers::{Peer, PickRule, grade};
 pub use policy::{GatewayScheduling, Policy};

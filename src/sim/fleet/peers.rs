@@ -348,6 +348,7 @@ mod tests {
             output: 10,
             likeness: SharedPrefix { conversation, ..SharedPrefix::default() },
             recorded: crate::trace::PromptBlocks::default(),
+            line: 0,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Policies: when a request goes to which engine.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,8 +49,12 @@ pub struct GatewayScheduling {
     pub queue: queue::QueueSettings,
     /// The classes' `queue`, if not the default.
     pub classes: Vec<(String, ClassQueue)>,
-    /// Tenants' `limits`, all with `when_over_limit: demote`.
+    /// Tenants' `limits`.
     pub limits: BTreeMap<TenantId, Limits>,
+    /// Tenants with `when_over_limit: reject`; the others are demoted.
+    pub rejected: BTreeSet<TenantId>,
+    /// The pool's other settings, if not the default: health, retries, breaker, choice of engines.
+    pub pool: Option<Box<PoolSettings>>,
     /// The classes' `degrade`.
     pub degrade: Vec<(String, Vec<OverloadLevel>)>,
     /// Engines of a second pool, used only by requests spilled by a level.
@@ -67,6 +71,8 @@ impl GatewayScheduling {
             queue: queue::QueueSettings::default(),
             classes: Vec::new(),
             limits: BTreeMap::new(),
+            rejected: BTreeSet::new(),
+            pool: None,
             degrade: Vec::new(),
             overflow: 0,
         }
@@ -126,6 +132,8 @@ struct PriorAttempts {
 pub(super) struct Effects {
     pub go: Vec<DispatchedRequest>,
     pub refused: Vec<usize>,
+    /// Requests beyond the limits of a tenant that is not demoted.
+    pub over_limit: Vec<usize>,
     /// Requests for which no engine was found.
     pub lost: Vec<usize>,
     /// Requests whose prompts are estimated to be prefilled.
@@ -375,7 +383,11 @@ impl PoolScheduler {
         let addresses: Vec<EngineAddress> = engines.clone().map(address).collect();
         let names: Vec<EngineId> = addresses.iter().map(EngineAddress::id).collect();
         let places = names.iter().cloned().zip(engines.clone()).collect();
-        let mut pool = PoolSettings::with_defaults(PoolId::from("fleet"), EngineSource::Static(addresses));
+        let source = EngineSource::Static(addresses);
+        let mut pool = match &settings.pool {
+            Some(pool) => PoolSettings { engines: source, ..(**pool).clone() },
+            None => PoolSettings::with_defaults(PoolId::from("fleet"), source),
+        };
         pool.concurrency = settings.seats;
         let fleet = Fleet::new(mix.seed ^ gateway.number as u64);
         fleet.share_among(gateway.of);
@@ -424,7 +436,7 @@ impl PoolScheduler {
         let (prefill, bytes) = match arrival.shown {
             PromptLength::Tokens(tokens) => (Tokens(tokens), None),
             PromptLength::Bytes(bytes) => {
-                let per_token = self.ratios.of(Some(MODEL)).bytes_per_token();
+                let per_token = self.ratios.of(Some(MODEL)).bytes_per_token(ALL);
                 (text(bytes).tokens(per_token), Some(bytes))
             }
         };
@@ -461,6 +473,9 @@ impl PoolScheduler {
             output: arrival.cap.map_or(Output::Assumed(expected), |cap| Output::Stated(Tokens(cap))),
         };
         let reservation = self.ledger.reserve(&arrival.tenant, "sim", &wanted, arrival.at).ok();
+        if reservation.is_none() && self.settings.rejected.contains(&arrival.tenant) {
+            return effects.over_limit.push(visit);
+        }
         let limit_state =
             if reservation.is_some() && !in_force.defer { LimitState::WithinLimits } else { LimitState::OverLimit };
         let ask = QueueRequest {
@@ -504,7 +519,7 @@ impl PoolScheduler {
         if let (Some(bytes), Some(_)) = (hold.bytes, answer) {
             let known = self.ratios.of(Some(MODEL));
             let learned = self.ratios.of_answer(&known, Some(MODEL), true);
-            learned.expect("the settings name the model").prompt(text(bytes), used.input);
+            learned.expect("the settings name the model").prompt(ALL, text(bytes), used.input);
         }
         match (hold.work, answer) {
             (Some(work), Some(answer)) => work.learned(&sample(answer, hold.dispatched), at),
@@ -680,6 +695,8 @@ const SCRAPE_EVERY: Duration = Duration::from_secs(2);
 
 /// The model served by all engines.
 const MODEL: &str = "sim";
+/// Lengths are learned for all tenants together.
+const ALL: &str = "all";
 
 /// A prompt of this many bytes of text.
 fn text(bytes: u64) -> PromptSize {

@@ -80,6 +80,12 @@ pub struct RequestReport {
     pub arrived: Tick,
     /// Index into [`Mix::flows`].
     pub flow: usize,
+    /// Line of the trace that it comes from; 0 without one.
+    pub line: u64,
+    /// Prompt tokens.
+    pub input: u64,
+    /// Output tokens of a whole answer; 0 of others.
+    pub output: u64,
     /// Its outcome.
     pub outcome: Outcome,
     /// From arrival to dispatch.
@@ -90,6 +96,8 @@ pub struct RequestReport {
     pub tpot: Option<Duration>,
     /// The time to its end.
     pub e2e: Option<Duration>,
+    /// Its end, whatever it was.
+    pub ended: Tick,
 }
 
 /// Totals of the engines.

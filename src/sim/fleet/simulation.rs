@@ -10,7 +10,7 @@ use super::mix::{Arrival, Flood, Mix};
 use super::policy::{DispatchedRequest, Effects, EngineHold, Frontend, GatewayReplica, Policy};
 use super::report::{EngineTotals, RequestReport, RunReport, StateSample};
 use crate::admit::limit::Used;
-use crate::judge::{JudgeContext, Missed, Outcome, Progress, judge, judge_left, judge_refused};
+use crate::judge::{Excluded, JudgeContext, Missed, Outcome, Progress, judge, judge_left, judge_refused};
 use crate::observe::{Choice, Ending, Gaps, ResponseFormat, Timeline, TokenSource, Usage};
 use crate::route::retry::AttemptOutcome;
 use crate::sim::engine::Gauges;
@@ -459,7 +459,8 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
         self.open += 1;
         self.most_open = self.most_open.max(self.open);
         if !self.patient {
-            let leaves = at + self.mix.class_of(arrival.flow).patience();
+            let streams = self.mix.flows[arrival.flow].streams;
+            let leaves = at + self.mix.class_of(arrival.flow).patience(streams);
             self.leaves.push(Reverse((leaves, number)));
         }
         self.visits.held.push_back(SimRequest {
@@ -662,11 +663,15 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
         let told = RequestReport {
             arrived: arrival.at,
             flow,
+            line: arrival.line,
+            input: prompt,
+            output: answer.map_or(0, |answer| answer.output.0),
             outcome,
             waited: visit.dispatched.map(|dispatched| dispatched - arrival.at),
             ttft: answer.and_then(Timeline::ttft),
             tpot: answer.and_then(Timeline::tpot),
             e2e: answer.and_then(Timeline::e2e),
+            ended: at,
         };
         if let Some(on_end) = &mut self.on_end {
             return on_end(&told);
@@ -681,8 +686,8 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
     /// Applies consequences, and theirs.
     fn take(&mut self, mut effects: Effects, at: Tick) {
         loop {
-            let Effects { go, refused, lost, read } = std::mem::take(&mut effects);
-            if go.is_empty() && refused.is_empty() && lost.is_empty() && read.is_empty() {
+            let Effects { go, refused, over_limit, lost, read } = std::mem::take(&mut effects);
+            if [&refused, &over_limit, &lost, &read].into_iter().all(Vec::is_empty) && go.is_empty() {
                 return;
             }
             for number in read {
@@ -695,6 +700,8 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
                 }
             }
             refused.into_iter().for_each(|number| self.end_missed(number, Missed::Shed, at, &mut effects));
+            let limited = Outcome::Excluded(Excluded::RateLimited);
+            over_limit.into_iter().for_each(|number| self.end(number, limited, None, at, &mut effects));
             lost.into_iter().for_each(|number| self.end_missed(number, Missed::UpstreamUnavailable, at, &mut effects));
             go.into_iter().for_each(|go| self.give(go, at, &mut effects));
         }

@@ -278,7 +278,7 @@ fn a_replay_of_equal_requests_waits_as_the_formula_says_within_2_percent() {
 fn prompts_that_begin_alike_in_a_trace_are_cached_by_the_engine_and_known_to_the_gateway() {
     let objectives = crate::judge::Objectives::default();
     let (priority, patience) = (crate::types::Priority::Normal, Duration::from_secs(60));
-    let class = RecordedClass { name: "all".to_owned(), priority, objectives, patience };
+    let class = RecordedClass { name: "all".to_owned(), priority, objectives, patience, whole_patience: patience };
     let mix = Mix::recorded(2, &[class], 1);
     let shape = crate::sim::engine::EngineSpec { jitter: 0.0, ..crate::sim::engine::EngineSpec::default() };
     for block in [16, 128, 512] {
@@ -295,6 +295,7 @@ fn prompts_that_begin_alike_in_a_trace_are_cached_by_the_engine_and_known_to_the
                 tokens: block,
                 hashes: (0..2048 / block).map(|at| if alike { at + 1 } else { number << 20 | at }).collect(),
             },
+            line: number,
         };
         let hits = |alike: bool| {
             let arrivals = (1..100).map(|number| arrival(number, alike));

@@ -1,4 +1,4 @@
-//! The dialects that stream, each with a request and the events of an answer.
+//! The streaming dialects, each with a request and the events of a response.
 
 use crate::support::scripted_engine::{Script, fixtures::*};
 use serde_json::{Value, json};
@@ -10,14 +10,14 @@ use super::{CHAT, stream};
 pub struct Spoken {
     pub path: &'static str,
     pub ask: Value,
-    /// What begins an answer and is no token.
+    /// The beginning of a response, without a token.
     pub opening: String,
-    /// A visible token, and one that only reasons.
+    /// A visible token, and a reasoning token.
     pub token: String,
     pub hidden: String,
     /// A call of a tool, all at once.
     pub call: String,
-    /// The end of a whole answer of so many tokens that its usage tells.
+    /// The end of a complete response whose usage reports this many tokens.
     pub closing: String,
 }
 
@@ -89,13 +89,13 @@ pub fn dialects() -> [Spoken; 4] {
 }
 
 impl Spoken {
-    /// Tokens at these moments; the stream goes on.
+    /// Tokens at these moments; the stream continues.
     pub fn tokens(&self, moments: impl IntoIterator<Item = u64>) -> Script {
         let opened = Script::stream().put(self.opening.clone());
         moments.into_iter().fold(opened, |script, moment| script.at(moment).put(self.token.clone()))
     }
 
-    /// The end of a whole answer.
+    /// The end of a complete response.
     pub fn closes(&self, script: Script) -> Script {
         script.put(self.closing.clone()).end()
     }

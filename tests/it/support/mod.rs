@@ -87,13 +87,18 @@ impl House {
             sinks.spans = Some(sender);
         }
         let recorder = Recorder::with_sinks(clock, sinks);
+        if let Some(prometheus) = settings.prometheus.clone() {
+            recorder.expect_prometheus();
+            let dial = Arc::new(network.clone());
+            tokio::spawn(record::PrometheusReader::new(prometheus, dial, recorder.clone(), clock).run());
+        }
         let materials = GatewayDeps { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
         let gateway = Gateway::new(settings, materials);
         let seats = tokio::spawn(gateway.clone().run_seat_sync()).abort_handle();
         House { clock, gateway, network, drain: Drain::new(), recorder, lines, seats, has_ended: false }
     }
 
-    /// The default settings, and an engine `e1` that answers every request so.
+    /// The default settings, and an engine `e1` that plays this script for every request.
     pub fn playing(script: Script) -> (Self, ScriptedEngine) {
         Self::playing_with(&Yaml::default(), script)
     }
@@ -185,7 +190,7 @@ impl House {
         lines.remove(0)
     }
 
-    /// What the engines of a pool do now, by name.
+    /// States of a pool's engines, by name.
     pub fn states(&self, pool: &str) -> Vec<&'static str> {
         let view = self.gateway.fleet.view(self.clock.now());
         let pool = view.into_iter().find(|view| view.pool.as_str() == pool).expect("a pool of this name");
@@ -205,12 +210,12 @@ impl House {
         self.recorder.page(Format::OpenMetrics)
     }
 
-    /// Everything written on access lines, as it stands.
+    /// All access lines as written.
     pub fn written(&self) -> String {
         self.lines.text()
     }
 
-    /// Seats taken and requests that wait, over all pools.
+    /// Seats in use and waiting requests, over all pools.
     pub fn crowd(&self) -> (usize, usize) {
         let numbers = self.gateway.pool_queues.all().into_iter().map(|(_, pool_queue)| pool_queue.numbers());
         numbers.fold((0, 0), |(taken, waiting), now| (taken + now.taken, waiting + now.waiting))
@@ -338,7 +343,7 @@ pub fn stream_with_usage() -> Value {
     body
 }
 
-/// A chat request that asks for one whole answer.
+/// A chat request for a non-streaming response.
 pub fn unary() -> Value {
     json!({"model": "m1", "messages": [{"role": "user", "content": "hi"}]})
 }
@@ -360,7 +365,7 @@ impl Line {
         }
     }
 
-    /// The client left before its answer was whole, whoever's fault that was.
+    /// Whether the client left before its response was complete, for any reason.
     pub fn has_left(&self) -> bool {
         ["excluded(client_cancel)", "missed(canceled_late)"].contains(&self.verdict().as_str())
     }
@@ -392,7 +397,7 @@ impl Line {
     }
 }
 
-/// Where access lines are written.
+/// Destination of access lines.
 #[derive(Clone, Default)]
 struct Lines(Arc<Sheet>);
 
@@ -423,7 +428,7 @@ impl Lines {
                 changed.await;
             }
         };
-        // An hour of virtual time: over at once where nothing else can happen any more.
+        // An hour of virtual time, which passes at once if nothing else can happen.
         let in_time = tokio::time::timeout(Duration::from_secs(3600), there).await;
         in_time.unwrap_or_else(|_| panic!("{} access lines came, not {count}", self.all().len()))
     }

@@ -1,5 +1,4 @@
-//! The network that a gateway under test sees: engines that play scripts, and places where
-//! nobody answers.
+//! The network of a gateway under test: engines that play scripts, and places without an engine.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +11,7 @@ use goodput::dial::{BoxedIo, Dial, EngineAddress, Roots};
 use goodput::sim::engine::SimEngine;
 use parking_lot::Mutex;
 
-/// Where connections lead, by host. Clones are one network; a host that nobody set refuses.
+/// Connections by host. Clones are one network; an unset host refuses.
 #[derive(Clone, Default)]
 pub struct Network(Arc<Mutex<Places>>);
 
@@ -36,7 +35,7 @@ impl Network {
         self.0.lock().engines.insert(host.to_owned(), Place::Engine(engine.clone()));
     }
 
-    /// A simulated engine answers here.
+    /// A simulated engine serves this host.
     pub fn simulated(&self, host: &str, engine: &SimEngine) {
         self.0.lock().engines.insert(host.to_owned(), Place::Simulated(engine.clone()));
     }
@@ -51,7 +50,7 @@ impl Network {
         self.0.lock().engines.insert(host.to_owned(), Place::Silent);
     }
 
-    /// For connections to it there is no file descriptor.
+    /// Connections to this host find no file descriptor.
     pub fn lack(&self, host: &str) {
         self.0.lock().engines.insert(host.to_owned(), Place::Lacking);
     }

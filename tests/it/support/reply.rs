@@ -1,4 +1,4 @@
-//! What a client got, and when.
+//! A response as the client got it, with times.
 
 use bytes::Bytes;
 use goodput::clock::Clock;

@@ -42,7 +42,7 @@ impl House {
         Client { io, clock: self.clock }
     }
 
-    /// A door of its own.
+    /// A connection server of its own.
     pub fn door(&self) -> ConnectionServer {
         let listen = self.gateway.live.load().settings.listen.clone();
         ConnectionServer::new(&listen, None, self.drain.clone(), self.clock)
@@ -51,7 +51,7 @@ impl House {
 
     /// A connection of HTTP/2.
     pub async fn connect_h2(&self) -> http2::SendRequest<Full<Bytes>> {
-        // A window as browsers and most libraries open it: what a client takes unread.
+        // The window of browsers and most libraries: the bytes that a client accepts unread.
         self.connect_h2_with_window(64 * 1024).await
     }
 
@@ -94,7 +94,7 @@ impl Client {
         self.send(head + &body).await;
     }
 
-    /// Reads until this text has come, and tells when.
+    /// Reads until this text has come, and returns the time.
     pub async fn read_until(&mut self, text: &str) -> (String, Tick) {
         let mut seen = Vec::new();
         while !String::from_utf8_lossy(&seen).contains(text) {
@@ -120,7 +120,7 @@ pub fn h2_post(path: &str, body: &Value) -> Request<Full<Bytes>> {
     request.body(Full::from(body.to_string())).expect("a request")
 }
 
-/// The next bytes of an HTTP/2 answer.
+/// The next bytes of an HTTP/2 response.
 pub async fn h2_next(response: &mut Response<Incoming>) -> Option<Bytes> {
     response.body_mut().frame().await?.ok()?.into_data().ok()
 }

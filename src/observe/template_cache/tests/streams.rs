@@ -135,7 +135,7 @@ fn observed(mut observer: Observer, frames: &[&[u8]]) -> (Seen, u32, Option<Stri
     let (mut pieces, mut told) = (Vec::new(), Vec::new());
     for (millis, frame) in frames.iter().enumerate() {
         let at = Tick::from_millis(millis as u64);
-        observer.frame(Bytes::copy_from_slice(frame), at, &mut |piece, note| pieces.push((piece, *note)));
+        observer.frame(Bytes::copy_from_slice(frame), at, &mut |piece, info| pieces.push((piece, *info)));
         told.push(Told {
             has_token: observer.has_token(),
             is_finished: observer.is_finished(),
@@ -144,7 +144,7 @@ fn observed(mut observer: Observer, frames: &[&[u8]]) -> (Seen, u32, Option<Stri
             last_activity: observer.last_activity(),
         });
     }
-    observer.clean_end(Tick::from_millis(99), &mut |piece, note| pieces.push((piece, *note)));
+    observer.clean_end(Tick::from_millis(99), &mut |piece, info| pieces.push((piece, *info)));
     let (misses, own) = (observer.misses(), observer.own_mould());
     let timeline = observer.end(Ending::Clean, Tick::from_millis(99));
     (Seen { pieces, frames: told, timeline }, misses, own)
@@ -154,16 +154,16 @@ fn observer(dialect: Dialect) -> Observer {
     Observer::new(ResponseExpectation::stream(dialect, Tick::ZERO), ResponseFormat::Events, 200, watch())
 }
 
-fn knowing(dialect: Dialect, moulds: &Arc<TemplateCache>) -> Observer {
+fn knowing(dialect: Dialect, templates: &Arc<TemplateCache>) -> Observer {
     let mut observer = observer(dialect);
-    observer.knows(moulds);
+    observer.knows(templates);
     observer
 }
 
 /// Observes a stream with known templates, with none, and without any shortcut, and checks that the
 /// reports are equal. Returns the number of events parsed in full.
-fn checked(moulds: &Arc<TemplateCache>, dialect: Dialect, frames: &[&[u8]]) -> u32 {
-    let (known, misses, own) = observed(knowing(dialect, moulds), frames);
+fn checked(templates: &Arc<TemplateCache>, dialect: Dialect, frames: &[&[u8]]) -> u32 {
+    let (known, misses, own) = observed(knowing(dialect, templates), frames);
     let (alone, _, own_alone) = observed(observer(dialect), frames);
     let (full, ..) = observed(observer(dialect).without_shortcut(), frames);
     let text = || String::from_utf8_lossy(&frames.concat()).into_owned();
@@ -182,83 +182,83 @@ fn other(stream: &str) -> String {
 }
 
 fn learned(dialect: Dialect, streams: &[&str]) -> Arc<TemplateCache> {
-    let moulds = Arc::new(TemplateCache::new());
+    let templates = Arc::new(TemplateCache::new());
     for stream in streams {
-        observed(knowing(dialect, &moulds), &[stream.trim_start().as_bytes()]);
+        observed(knowing(dialect, &templates), &[stream.trim_start().as_bytes()]);
     }
-    moulds
+    templates
 }
 
 /// The templates left by streams, as text.
 fn moulds_of(dialect: Dialect, stream: &str) -> Vec<String> {
-    let moulds = learned(dialect, &[stream]);
-    let shapes = moulds.events.of(dialect).unwrap().shapes.load();
-    shapes.iter().map(|shape| shape.mould.text()).collect()
+    let templates = learned(dialect, &[stream]);
+    let cached_templates = templates.events.of(dialect).unwrap().cached_templates.load();
+    cached_templates.iter().map(|cached_template| cached_template.template.text()).collect()
 }
 
 #[test]
 fn no_event_of_the_next_stream_of_an_engine_is_read_in_full() {
     for (dialect, stream) in STREAMS {
-        let moulds = Arc::new(TemplateCache::new());
+        let templates = Arc::new(TemplateCache::new());
         let stream = stream.trim_start();
-        assert!(checked(&moulds, dialect, &[stream.as_bytes()]) > 0);
+        assert!(checked(&templates, dialect, &[stream.as_bytes()]) > 0);
         let next = other(stream);
         assert_ne!(next, stream);
-        assert_eq!(checked(&moulds, dialect, &[next.as_bytes()]), 0, "{dialect:?}");
+        assert_eq!(checked(&templates, dialect, &[next.as_bytes()]), 0, "{dialect:?}");
         let events: Vec<&[u8]> = next.split_inclusive("\n\n").map(str::as_bytes).collect();
-        assert_eq!(checked(&moulds, dialect, &events), 0, "{dialect:?}");
+        assert_eq!(checked(&templates, dialect, &events), 0, "{dialect:?}");
         let halves: Vec<&[u8]> = events.iter().flat_map(|event| event.chunks(event.len() / 2)).collect();
-        assert_eq!(checked(&moulds, dialect, &halves), 0, "{dialect:?}");
+        assert_eq!(checked(&templates, dialect, &halves), 0, "{dialect:?}");
         for cut in 0..next.len() {
             let (head, rest) = next.as_bytes().split_at(cut);
-            checked(&moulds, dialect, &[head, rest]);
+            checked(&templates, dialect, &[head, rest]);
         }
         let bytes: Vec<&[u8]> = next.as_bytes().chunks(1).collect();
-        checked(&moulds, dialect, &bytes);
+        checked(&templates, dialect, &bytes);
     }
 }
 
 #[test]
-fn what_known_events_say_is_counted() {
-    let moulds = learned(Dialect::Chat, &[CHAT]);
+fn events_that_match_templates_are_counted() {
+    let templates = learned(Dialect::Chat, &[CHAT]);
     let stream = other(CHAT).replace(":8}", ":21}");
-    let (seen, misses, _) = observed(knowing(Dialect::Chat, &moulds), &[stream.trim_start().as_bytes()]);
+    let (seen, misses, _) = observed(knowing(Dialect::Chat, &templates), &[stream.trim_start().as_bytes()]);
     let timeline = seen.timeline;
     assert_eq!((misses, timeline.cut_by_length, timeline.token_events), (0, true, 3));
     let usage = timeline.usage;
     assert_eq!((usage.input.map(|tokens| tokens.0), timeline.output.0), (Some(123), 21));
-    let tokens: Vec<(bool, bool)> = seen.pieces.iter().map(|(_, note)| (note.token, note.visible)).collect();
+    let tokens: Vec<(bool, bool)> = seen.pieces.iter().map(|(_, info)| (info.token, info.visible)).collect();
     assert_eq!(tokens[..4], [(false, false), (true, false), (true, true), (true, true)]);
 }
 
 #[test]
-fn known_events_do_not_hide_what_ends_or_repeats_an_answer() {
-    let moulds = learned(Dialect::Chat, &[CHAT]);
+fn cached_templates_do_not_hide_a_finish_or_a_repetition() {
+    let templates = learned(Dialect::Chat, &[CHAT]);
     let failed = CHAT.replace("\"stop\"", "\"insufficient_system_resource\"");
-    let (seen, misses, _) = observed(knowing(Dialect::Chat, &moulds), &[failed.trim_start().as_bytes()]);
+    let (seen, misses, _) = observed(knowing(Dialect::Chat, &templates), &[failed.trim_start().as_bytes()]);
     assert_eq!((misses, seen.timeline.error.map(|error| error.code), seen.timeline.finish), (0, Some(503), None));
     // An empty error has a template; a non-empty one does not match it.
     for (nothing, something) in [("\"\"", "\"boom\""), ("{}", "{\"a\":1}"), ("[]", "[1]"), ("false", "true")] {
         let with = |error: &str| CHAT.replace("\"logprobs\":null", &format!("\"error\":{error}"));
-        let moulds = learned(Dialect::Chat, &[&with(nothing)]);
-        assert_eq!(checked(&moulds, Dialect::Chat, &[with(nothing).trim_start().as_bytes()]), 0, "{nothing}");
-        checked(&moulds, Dialect::Chat, &[with(something).trim_start().as_bytes()]);
-        let (seen, ..) = observed(knowing(Dialect::Chat, &moulds), &[with(something).trim_start().as_bytes()]);
+        let templates = learned(Dialect::Chat, &[&with(nothing)]);
+        assert_eq!(checked(&templates, Dialect::Chat, &[with(nothing).trim_start().as_bytes()]), 0, "{nothing}");
+        checked(&templates, Dialect::Chat, &[with(something).trim_start().as_bytes()]);
+        let (seen, ..) = observed(knowing(Dialect::Chat, &templates), &[with(something).trim_start().as_bytes()]);
         assert_eq!(seen.timeline.error.map(|error| error.code), Some(500), "{something}");
     }
     let field = "error: {\"code\":503}\n\n".to_owned() + CHAT.trim_start();
     for stream in
         [field.clone(), CHAT.trim_start().replace("\n\ndata: [DONE]", "\nerror: {\"code\":503}\n\ndata: [DONE]")]
     {
-        checked(&moulds, Dialect::Chat, &[stream.as_bytes()]);
-        let (seen, ..) = observed(knowing(Dialect::Chat, &moulds), &[stream.as_bytes()]);
+        checked(&templates, Dialect::Chat, &[stream.as_bytes()]);
+        let (seen, ..) = observed(knowing(Dialect::Chat, &templates), &[stream.as_bytes()]);
         assert_eq!(seen.timeline.error.map(|error| error.code), Some(503));
     }
     let late = CHAT.replace("\"choices\":[],", "\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\"}}],");
     for _ in 0..2 {
-        let moulds = learned(Dialect::Chat, &[CHAT, &late]);
-        assert_eq!(checked(&moulds, Dialect::Chat, &[late.trim_start().as_bytes()]), 0);
-        let (seen, ..) = observed(knowing(Dialect::Chat, &moulds), &[late.trim_start().as_bytes()]);
+        let templates = learned(Dialect::Chat, &[CHAT, &late]);
+        assert_eq!(checked(&templates, Dialect::Chat, &[late.trim_start().as_bytes()]), 0);
+        let (seen, ..) = observed(knowing(Dialect::Chat, &templates), &[late.trim_start().as_bytes()]);
         assert_eq!((seen.timeline.token_events, seen.timeline.output.0), (3, 8));
     }
 }
@@ -266,20 +266,20 @@ fn known_events_do_not_hide_what_ends_or_repeats_an_answer() {
 #[test]
 fn a_byte_order_mark_and_other_line_ends_are_no_obstacle() {
     for (dialect, stream) in STREAMS {
-        let moulds = learned(dialect, &[stream]);
+        let templates = learned(dialect, &[stream]);
         let marked = format!("\u{FEFF}{}", stream.trim_start());
-        assert_eq!(checked(&moulds, dialect, &[marked.as_bytes()]), 0);
+        assert_eq!(checked(&templates, dialect, &[marked.as_bytes()]), 0);
         for end in ["\r\n", "\r"] {
-            let (moulds, stream) = (learned(dialect, &[stream]), stream.trim_start().replace('\n', end));
-            assert!(checked(&moulds, dialect, &[stream.as_bytes()]) > 0);
-            assert_eq!(checked(&moulds, dialect, &[stream.as_bytes()]), 0);
+            let (templates, stream) = (learned(dialect, &[stream]), stream.trim_start().replace('\n', end));
+            assert!(checked(&templates, dialect, &[stream.as_bytes()]) > 0);
+            assert_eq!(checked(&templates, dialect, &[stream.as_bytes()]), 0);
         }
     }
 }
 
 #[test]
-fn what_decides_is_not_taken_for_granted() {
-    let moulds = learned(Dialect::Chat, &[CHAT, TOOL]);
+fn decisive_bytes_are_not_placeholders() {
+    let templates = learned(Dialect::Chat, &[CHAT, TOOL]);
     for (from, to) in [
         ("\"content\":\"Paris.\"", "\"content\":\"\""),
         ("\"content\":\"\"", "\"content\":\"a\""),
@@ -300,27 +300,27 @@ fn what_decides_is_not_taken_for_granted() {
         let odd = CHAT.replacen(from, to, 1);
         let all = |stream: &str| stream.trim_start().split_inclusive("\n\n").map(str::to_owned).collect::<Vec<_>>();
         let strange = all(&odd).into_iter().find(|event| !all(CHAT).contains(event)).unwrap();
-        let known = TemplateCursor::of(&moulds).recognise(Dialect::Chat, strange.as_bytes(), |_, _| ());
+        let known = TemplateCursor::of(&templates).recognise(Dialect::Chat, strange.as_bytes(), |_, _| ());
         assert!(known.is_none(), "{strange}");
-        checked(&moulds, Dialect::Chat, &[odd.trim_start().as_bytes()]);
+        checked(&templates, Dialect::Chat, &[odd.trim_start().as_bytes()]);
     }
 }
 
 #[test]
 fn an_echo_and_several_choices_are_read_in_full() {
-    let moulds = learned(Dialect::Completions, &[COMPLETION]);
+    let templates = learned(Dialect::Completions, &[COMPLETION]);
     let stream = COMPLETION.trim_start().as_bytes();
     let expect = ResponseExpectation::stream(Dialect::Completions, Tick::ZERO);
     let echo = ResponseExpectation { echo_prompts: [String::from("Paris.")].into(), ..expect.clone() };
     for (expect, token_events) in [(echo, 1), (ResponseExpectation { choices: 2, ..expect }, 2)] {
         let mut observer = Observer::new(expect, ResponseFormat::Events, 200, watch());
-        observer.knows(&moulds);
+        observer.knows(&templates);
         assert_eq!(observed(observer, &[stream]).0.timeline.token_events, token_events);
     }
 }
 
 #[test]
-fn what_may_be_the_answers_own_leaves_no_shape() {
+fn bytes_that_may_vary_leave_no_template() {
     let chat = |from: &str, to: &str| {
         let event = CHAT.split_inclusive("\n\n").nth(2).unwrap();
         assert!(event.contains(from));
@@ -355,22 +355,22 @@ fn what_may_be_the_answers_own_leaves_no_shape() {
 
 #[test]
 fn of_ever_new_events_few_are_kept_and_those_that_are_used_stay() {
-    let moulds = learned(Dialect::Chat, &[CHAT]);
+    let templates = learned(Dialect::Chat, &[CHAT]);
     for number in 0..200 {
         let odd = CHAT.replace("data: {", &format!("data: {{\"member{number}\":null,"));
-        checked(&moulds, Dialect::Chat, &[odd.trim_start().as_bytes()]);
-        assert_eq!(checked(&moulds, Dialect::Chat, &[CHAT.trim_start().as_bytes()]), 0);
+        checked(&templates, Dialect::Chat, &[odd.trim_start().as_bytes()]);
+        assert_eq!(checked(&templates, Dialect::Chat, &[CHAT.trim_start().as_bytes()]), 0);
     }
-    assert_eq!(moulds.events.chat.shapes.load().len(), EVENTS);
-    assert_eq!(moulds.bodies.chat.shapes.load().len(), 0);
+    assert_eq!(templates.events.chat.cached_templates.load().len(), EVENTS);
+    assert_eq!(templates.bodies.chat.cached_templates.load().len(), 0);
 }
 
 #[test]
 fn a_stream_of_another_kind_asks_for_no_more_shapes() {
-    let moulds = learned(Dialect::Chat, &[CHAT]);
+    let templates = learned(Dialect::Chat, &[CHAT]);
     let odd: String = (0..100).map(|number| format!("data: {{\"member{number}\":null}}\n\n")).collect();
     let stream = odd + CHAT.trim_start();
-    assert_eq!(checked(&moulds, Dialect::Chat, &[stream.as_bytes()]), STRANGERS);
+    assert_eq!(checked(&templates, Dialect::Chat, &[stream.as_bytes()]), STRANGERS);
 }
 
 /// A stream with other text, numbers and members than the one it is derived from.
@@ -430,13 +430,13 @@ proptest! {
         streams in proptest::collection::vec((stream(), proptest::collection::vec((any::<Index>(), any::<u8>(), any::<u8>()), 0..3)), 1..6),
         cuts in proptest::collection::vec(any::<Index>(), 0..4),
     ) {
-        let moulds = Arc::new(TemplateCache::new());
+        let templates = Arc::new(TemplateCache::new());
         for ((dialect, stream), changes) in streams {
             for bytes in [stream.clone().into_bytes(), mutated(&stream, &changes), stream.into_bytes()] {
                 let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len())).chain([0, bytes.len()]).collect();
                 cuts.sort_unstable();
                 let frames: Vec<&[u8]> = cuts.windows(2).map(|ends| &bytes[ends[0]..ends[1]]).collect();
-                checked(&moulds, dialect, &frames);
+                checked(&templates, dialect, &frames);
             }
         }
     }

@@ -45,14 +45,14 @@ struct BatchMember {
 
 #[derive(Clone, Copy)]
 enum MemberProgress {
-    /// Its context is being computed, and so much of it is.
+    /// In prefill, with this many tokens computed.
     Prefilling { computed: u64 },
     /// It gains a token per step. Its computed context is `offset` plus the number of decoding steps that the engine
     /// has ended.
     Decoding { offset: i64, joined: u64, ends: u64 },
 }
 
-/// What a step computes beside its decoding requests.
+/// Work of a step beside its decoding requests.
 #[derive(Clone, Copy, Default)]
 struct StepExtra {
     /// Requests whose prompt is read.
@@ -98,7 +98,7 @@ pub struct LeapingEngine {
 }
 
 impl LeapingEngine {
-    /// An idle engine; prompts are known again by blocks of so many tokens, which is rounded up to a multiple of
+    /// An idle engine. Its prefix cache has blocks of this many tokens, rounded up to a multiple of
     /// [`BLOCK`].
     #[must_use]
     pub fn new(shape: EngineSpec, prefix_block: u64) -> Self {
@@ -120,7 +120,7 @@ impl LeapingEngine {
         }
     }
 
-    /// What it is made of.
+    /// Its specification.
     #[must_use]
     pub const fn shape(&self) -> &EngineSpec {
         &self.shape
@@ -176,7 +176,7 @@ impl LeapingEngine {
         self.leap.as_ref().map(|leap| leap.ends)
     }
 
-    /// Ends everything that is due by `at`, and tells of first tokens and ends.
+    /// Advances to `at`, and reports first tokens and ends.
     pub fn advance(&mut self, at: Tick, gains: &mut Vec<TokenGain>) {
         while let Some(leap) = self.leap.take_if(|leap| leap.ends <= at) {
             let ends = leap.ends;
@@ -185,7 +185,7 @@ impl LeapingEngine {
         }
     }
 
-    /// What the engine reports of itself.
+    /// Gauges as the engine reports them.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
         let kv_usage = self.blocks_held() as f64 / self.shape.blocks() as f64;
@@ -233,7 +233,7 @@ impl LeapingEngine {
         }
         while let Some(Reverse((_, turn))) = self.ends.peek().copied().filter(|Reverse((end, _))| *end <= self.steps) {
             self.ends.pop();
-            // Whoever left or gave up its place meanwhile left an entry behind.
+            // A request that left or was preempted leaves a stale entry.
             let is_its_own = self.batch.get(&turn).is_some_and(
                 |member| matches!(member.progress, MemberProgress::Decoding { ends, .. } if ends <= self.steps),
             );
@@ -259,7 +259,7 @@ impl LeapingEngine {
             output: job.output,
             cached,
         };
-        // A request that was preempted in the middle has told of its first token before.
+        // A request preempted while decoding has already reported its first token.
         let told = u64::from(generated > 0 || job.output > 1);
         gains.push(TokenGain { job: JobId(turn), at, tokens: job.output - told, done: Some(life) });
     }
@@ -267,7 +267,7 @@ impl LeapingEngine {
     /// A request's prompt was read up to here.
     fn prefilled(&mut self, turn: Turn, computed: u64, at: Tick, gains: &mut Vec<TokenGain>) {
         let (steps, unit, block) = (self.steps, self.unit(), self.prefix_block);
-        // Cancelled during the step: nothing to tell.
+        // Cancelled during the step: nothing to report.
         let Some(member) = self.batch.get_mut(&turn) else { return };
         let request = &mut member.request;
         if self.shape.prefix_caching {
@@ -308,7 +308,7 @@ impl LeapingEngine {
         self.residues[offset.rem_euclid(BLOCK as i64) as usize] += 1;
     }
 
-    /// A request leaves the batch, and gives up its room.
+    /// Removes a request from the batch, and frees its blocks.
     fn leave(&mut self, turn: Turn) {
         let _its_end_is_nobodys = self.take_out(turn);
     }
@@ -338,7 +338,7 @@ impl LeapingEngine {
         turns + rest.map(|ahead| self.growth_at(ahead)).sum::<u64>()
     }
 
-    /// Blocks that they take in the step so many ahead: those whose context fills its blocks.
+    /// Blocks allocated in the step this far ahead, by requests whose context fills their blocks.
     fn growth_at(&self, ahead: u64) -> u64 {
         let step = (self.steps + ahead) % BLOCK;
         self.residues[((BLOCK - step) % BLOCK) as usize]
@@ -391,14 +391,14 @@ impl LeapingEngine {
         if !decodes && prefills.is_empty() {
             return;
         }
-        // Behind a step that took somebody's place the next one admits again.
+        // After a step with a preemption, the next one admits again.
         let is_alike = prefills.is_empty() && !is_preempted;
         let steps = if is_alike { self.leap_length() } else { 1 };
         let ends = at + self.length(steps, extra);
         self.leap = Some(Leap { begins: at, ends, steps, prefills, decodes });
     }
 
-    /// Admits whoever waits while there are seats, room and tokens.
+    /// Admits waiting requests while seats, blocks and tokens suffice.
     fn admit(&mut self, mut budget: u64, prefills: &mut Vec<(Turn, u64)>, extra: &mut StepExtra, at: Tick) {
         let (unit, block) = (self.unit(), self.prefix_block);
         while budget > 0 && self.batch.len() < self.most_running() {
@@ -406,7 +406,7 @@ impl LeapingEngine {
             let request = next.get();
             let context = request.context();
             let hits = if self.shape.prefix_caching { self.prefixes.hits(&request.job.blocks) } else { 0 };
-            // The last token is always computed: its output is what is wanted.
+            // The last token is always computed, because its output is needed.
             let shared = hits.min(((context - 1) / block) as usize);
             let cached = shared as u64 * block;
             let known = &request.job.blocks[..shared];
@@ -435,8 +435,8 @@ impl LeapingEngine {
         }
     }
 
-    /// Takes the room that decoding requests need, in their order; where there is none, the last of the batch gives
-    /// up its place.
+    /// Allocates the blocks of decoding requests, in their order; without free blocks the last of the batch
+    /// is preempted.
     fn make_room(&mut self) {
         let order: Vec<Turn> = self.batch.keys().copied().collect();
         for turn in order {
@@ -459,7 +459,7 @@ impl LeapingEngine {
         }
     }
 
-    /// Sends a request of the batch back to the queue; it keeps its turn there.
+    /// Returns a request of the batch to the queue, where it keeps its turn.
     fn preempt(&mut self, turn: Turn) {
         let Some(member) = self.take_out(turn) else { return };
         self.counts.preemptions += 1;
@@ -539,7 +539,7 @@ mod tests {
     use super::super::EngineCore;
     use super::*;
 
-    /// What happens to an engine.
+    /// An action on an engine.
     #[derive(Clone, Debug)]
     enum Act {
         Submit {
@@ -549,14 +549,14 @@ mod tests {
         Cancel(usize),
     }
 
-    /// What is told of a job.
+    /// Reports of a job.
     type Story = (Option<Tick>, Option<SequenceResult>, u64);
 
     fn shape() -> EngineSpec {
         EngineSpec { jitter: 0.0, ..EngineSpec::default() }
     }
 
-    /// The same acts, one engine after the other: what each tells of its jobs, and its last gauges.
+    /// The same actions on both engines: the reports of each job, and the last gauges.
     fn both(shape: &EngineSpec, acts: &[(u64, Act)]) -> [(Vec<Story>, Gauges); 2] {
         let mut exact = EngineCore::new(shape.clone(), 1);
         let mut leaping = LeapingEngine::new(shape.clone(), BLOCK);
@@ -709,7 +709,7 @@ mod tests {
             let [exact, leaping] = both(&shape, &acts);
             for (number, (exact, leaping)) in exact.0.iter().zip(&leaping.0).enumerate() {
                 prop_assert_eq!((exact.0, &exact.1), (leaping.0, &leaping.1), "job {}", number);
-                // Of a job that left, single tokens are told by the exact engine only.
+                // For a job that left, only the exact engine reports single tokens.
                 prop_assert!(exact.1.is_none() || exact.2 == leaping.2, "job {}: {} {}", number, exact.2, leaping.2);
             }
             prop_assert_eq!(exact.1, leaping.1);

@@ -124,6 +124,7 @@ impl Draw {
             patience_seconds: limit * self.between(1.5, 5.0),
             default_output_tokens: output.p95 as u64,
             whole: None,
+            whole_patience: None,
         };
         let bursts = vec![Phase { rate: 0.5, seconds: 12.0 }, Phase { rate: 2.5, seconds: 4.0 }];
         let even = vec![Phase { rate: 1.0, seconds: 60.0 }];

@@ -1,4 +1,4 @@
-//! What a scripted engine received.
+//! Requests that a scripted engine received.
 
 use std::sync::Arc;
 

@@ -72,8 +72,8 @@ enum BodyWriter {
     Chunked,
 }
 
-/// What an engine does with one request. After the last step the connection waits for the next request,
-/// unless a step has closed it.
+/// Script of one request. After the last step the connection waits for the next request, unless a step has
+/// closed it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Script {
     steps: Vec<Step>,

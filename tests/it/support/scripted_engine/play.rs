@@ -25,8 +25,8 @@ const PIPE_CAPACITY: usize = 64 * 1024;
 
 type ScriptFor = Arc<dyn Fn(&Received) -> Script + Send + Sync>;
 
-/// An engine that answers each request with a script. Clones share it; its connections end when the last one
-/// is dropped.
+/// An engine that plays a script for each request. Clones share it; its connections end when the last one is
+/// dropped.
 #[derive(Clone)]
 pub struct ScriptedEngine {
     part: EngineShared,
@@ -64,7 +64,7 @@ impl ScriptedEngine {
         })
     }
 
-    /// What the engine has received so far.
+    /// The requests received so far.
     #[must_use]
     pub fn log(&self) -> &EngineLog {
         &self.part.log
