@@ -68,11 +68,9 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Find the highest request rate at which a service meets its objectives.
     Sweep(Box<sweep::SweepArgs>),
-    /// Replay recorded traffic against a service or a simulated fleet, and lose engines on the way.
+    /// Replay recorded traffic against a service or a simulated fleet, with losses of engines.
     Replay(Box<replay::ReplayArgs>),
-=======
     /// Compare sweeps, and write a report.
->>>>>>> w-words
     Report(report::ReportArgs),
     /// Check the health of a running gateway.
     Health(health::HealthArgs),

@@ -91,9 +91,7 @@ pub struct Settings {
     pub slo_state: Option<SloStateSettings>,
     /// The Prometheus that budgets are read from.
     pub prometheus: Option<PrometheusSettings>,
-=======
     /// Export of spans, if configured.
->>>>>>> w-words
     pub otlp: Option<OtlpSettings>,
     /// Labels of the request metrics.
     pub labels: MetricLabels,

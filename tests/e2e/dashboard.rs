@@ -57,7 +57,7 @@ impl Drop for Demo {
     }
 }
 
-/// A gateway whose tenant's limit is in this store, and large enough for a test.
+/// A gateway with a tenant's limit in this store, large enough for a test.
 fn sharing(engine: &Running, redis: &RedisServer) -> Gateway {
     let hash = blake3::hash(b"sk-acme").to_hex();
     let more = format!(
@@ -70,9 +70,7 @@ limits_store: {{redis: {{url: "{}", timeout: 1s}}}}
     Gateway::start(&Setup { engines: &[engine], more: &more, ..Setup::default() })
 }
 
-=======
 /// Every query, with its variables replaced.
->>>>>>> w-words
 fn queries() -> Vec<String> {
     let board: Value = serde_json::from_str(&std::fs::read_to_string(file()).expect("it is there")).expect("JSON");
     let targets = board["panels"].as_array().expect("panels").iter().filter_map(|panel| panel["targets"].as_array());

@@ -47,12 +47,8 @@ pub(super) fn fill(class: &mut RawClass, summary: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Fills in what `goodput sweep` found: lengths and mean times are those at the highest rate that clears. Requests that
-/// never reached a point are in no mean.
-=======
 /// Fills in the result of `goodput sweep`: lengths and mean times at the highest clearing rate. The means do not
 /// include requests that never reached a point.
->>>>>>> w-words
 fn fill_from_sweep(class: &mut RawClass, sweep: &SweepSummary) -> Result<(), String> {
     let [swept] = &sweep.workload.classes[..] else {
         let names: Vec<&str> = sweep.workload.classes.iter().map(|class| class.class.as_str()).collect();

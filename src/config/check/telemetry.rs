@@ -21,15 +21,13 @@ const SHORTEST_SECRET: usize = 16;
 /// Lines that wait longer use memory and are lost in a crash.
 const LONGEST_FLUSH: Duration = Duration::from_secs(60);
 
-/// A Prometheus that is read more often does nothing else.
+/// Shortest interval of reads from Prometheus.
 const SHORTEST_READ: Duration = Duration::from_secs(1);
 
 /// Path of Prometheus' query endpoint, below its URL.
 const QUERY: &str = "/api/v1/query";
 
-=======
 /// Path of the collector's trace endpoint, below its URL.
->>>>>>> w-words
 const TRACES: &str = "/v1/traces";
 
 impl Checker<'_> {
