@@ -287,6 +287,12 @@ impl Recorder {
         windows.into_iter().collect()
     }
 
+    /// Whether the settings name any of these classes.
+    fn names_any<'a>(&self, mut classes: impl Iterator<Item = &'a String>) -> bool {
+        let table = self.0.table.load();
+        classes.any(|class| table.current.iter().any(|known| known.as_str() == class))
+    }
+
     /// Budgets are read from a Prometheus; called before it is first asked.
     pub fn expect_prometheus(&self) {
         *self.0.prometheus.lock() = Some(PrometheusStatus::default());

@@ -39,6 +39,8 @@ enum ReadError {
     Answer(#[from] serde_json::Error),
     #[error("it answers with an error: {0}")]
     Query(String),
+    #[error("it has no counts of these classes: does it scrape the gateways, and does `select` name its labels?")]
+    Nothing,
 }
 
 /// A response of the query API.
@@ -179,6 +181,9 @@ impl PrometheusReader {
                 let counted = self.ask(&alerts::counted(window, &self.settings.select)).await?;
                 counts.add_counted(window, &counted);
             }
+        }
+        if !self.recorder.names_any(counts.0.keys()) {
+            return Err(ReadError::Nothing);
         }
         let since = self.ask(&alerts::first_seen(is_recorded, longest, &self.settings.select)).await?;
         Ok(counts.with_ages(&windows, &since))

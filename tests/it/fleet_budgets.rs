@@ -17,6 +17,8 @@ enum Mood {
     Status(u16),
     Silent,
     Nonsense,
+    /// It scrapes other gateways, or none.
+    Empty,
     Warns,
 }
 
@@ -33,6 +35,7 @@ fn answer(mood: Mood, query: &str) -> Script {
         Mood::Silent => Script::new().silence(),
         Mood::Status(status) => Script::json(status, "{}"),
         Mood::Nonsense => Script::json(200, "<html>"),
+        Mood::Empty => Script::json(200, vector(&[])),
         Mood::Warns => Script::json(200, r#"{"status":"success","data":{"result":[]},"warnings":["a store is away"]}"#),
         Mood::Answers if query.contains("slo_judged%7C") || query.contains("judged%7Cmissed") => {
             Script::json(200, vector(&[]))
@@ -91,7 +94,7 @@ async fn budgets_are_those_of_all_gateways_where_prometheus_has_them() {
 
 #[tokio::test(start_paused = true)]
 async fn without_an_answer_the_last_sums_hold_for_three_intervals_and_then_the_process_counts() {
-    for mood in [Mood::Status(500), Mood::Status(302), Mood::Silent, Mood::Nonsense, Mood::Warns] {
+    for mood in [Mood::Status(500), Mood::Status(302), Mood::Silent, Mood::Nonsense, Mood::Empty, Mood::Warns] {
         let (house, _, now) = watched(Mood::Answers);
         house.sleep(ms(1000)).await;
         *now.lock() = mood;
