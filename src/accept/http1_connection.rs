@@ -12,7 +12,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::BytesMut;
+use bytes::{BufMut, BytesMut};
 use http::{Method, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -381,7 +381,12 @@ impl ReadState {
             if self.is_overrun {
                 self.buffer = BytesMut::new();
             }
-            if ready!(self.sip(io.as_mut(), cx))? == 0 {
+            let read = if is_read {
+                self.sip(io.as_mut(), cx)
+            } else {
+                read_body(&mut self.buffer, &mut self.room, io.as_mut(), cx)
+            };
+            if ready!(read)? == 0 {
                 return Poll::Ready(Err(left()));
             }
         }
@@ -414,16 +419,9 @@ impl ReadState {
                     if let Poll::Ready(Err(error)) = out.poll(io.as_mut(), cx) {
                         return Poll::Ready(Err(error));
                     }
-                    let room = self.room;
-                    if self.buffer.capacity() - self.buffer.len() < room / 4 {
-                        self.buffer.reserve(room);
-                    }
-                    let read = ready!(pin!(io.read_buf(&mut self.buffer)).poll(cx))?;
+                    let read = ready!(read_body(&mut self.buffer, &mut self.room, io.as_mut(), cx))?;
                     if read == 0 {
                         return Poll::Ready(Err(left()));
-                    }
-                    if read >= room / 2 {
-                        self.room = (2 * room).min(MOST_ROOM);
                     }
                     continue;
                 }
@@ -431,6 +429,26 @@ impl ReadState {
             return Poll::Ready(Ok(BodyFeed::More));
         }
     }
+}
+
+/// Reads bytes of a body behind those that are there; returns their number, 0 at the end. `room` follows what
+/// one read brings.
+fn read_body<T: AsyncRead>(
+    buffer: &mut BytesMut,
+    room: &mut usize,
+    mut io: Pin<&mut T>,
+    cx: &mut Context<'_>,
+) -> Poll<io::Result<usize>> {
+    let most = (*room).min(MOST_AHEAD.saturating_sub(buffer.len())).max(SIP);
+    if buffer.capacity() - buffer.len() < most / 4 {
+        buffer.reserve(most);
+    }
+    let mut spare = buffer.limit(most);
+    let read = ready!(pin!(io.read_buf(&mut spare)).poll(cx))?;
+    if read >= *room / 2 {
+        *room = (2 * *room).min(MOST_ROOM);
+    }
+    Poll::Ready(Ok(read))
 }
 
 fn left() -> io::Error {

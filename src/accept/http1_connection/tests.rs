@@ -14,10 +14,10 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use parking_lot::Mutex;
 use proptest::prelude::*;
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 use super::writer::WriteBuffer;
-use super::{ReadState, SIP};
+use super::{MOST_AHEAD, ReadState, SIP};
 
 use crate::accept::settings::Listen;
 use crate::accept::{BodyError, ConnectionServer, Drain, DrainPhase, IncomingRequest, RequestBody};
@@ -335,6 +335,60 @@ async fn an_idle_connection_does_not_keep_what_its_body_was_read_into() {
         assert!(inbox.buffer.starts_with(b"GET /next") || inbox.buffer.is_empty());
         assert!(inbox.buffer.capacity() <= SIP, "{}", inbox.buffer.capacity());
     }
+}
+
+/// A transport that counts reads which brought something.
+struct CountedReads {
+    io: DuplexStream,
+    count: usize,
+}
+
+impl AsyncRead for CountedReads {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, room: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        ready!(Pin::new(&mut self.io).poll_read(cx, room))?;
+        self.count += 1;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for CountedReads {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+/// A service that reads a long body in slices lets others go on between them: what comes meanwhile is read
+/// in few large pieces, and no more than is kept ahead.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_not_awaited_for_a_moment_is_read_in_large_pieces() {
+    const LENGTH: usize = 1 << 20;
+    let (mut ours, io) = tokio::io::duplex(2 * LENGTH);
+    ours.write_all(&vec![b'x'; LENGTH]).await.unwrap();
+    let mut theirs = pin!(CountedReads { io, count: 0 });
+    let (mut inbox, mut out) = (ReadState::new(), WriteBuffer::default());
+    let mut body = RequestBody::new(inbox.begin(Framing::Length(LENGTH as u64), false), ClientState::default());
+    let mut left = LENGTH;
+    let read = poll_fn(|cx| {
+        while left > 0 {
+            assert!(inbox.watch(theirs.as_mut(), false, cx).is_pending());
+            assert!(inbox.buffer.len() <= MOST_AHEAD && inbox.buffer.capacity() <= 2 * MOST_AHEAD);
+            match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Ready(frame) => left -= frame.unwrap().unwrap().into_data().unwrap().len(),
+                Poll::Pending => drop(ready!(inbox.feed(theirs.as_mut(), &mut out, cx))),
+            }
+        }
+        Poll::Ready(())
+    });
+    read.await;
+    assert!(theirs.count <= 2 * LENGTH / MOST_AHEAD + 4, "{} reads", theirs.count);
 }
 
 #[tokio::test(start_paused = true)]
