@@ -132,6 +132,34 @@ fn c113_promtool_finds_nothing_wrong_with_the_metrics() {
     });
 }
 
+/// C113: labels that a scrape attaches would push ours of the same name aside.
+#[test]
+fn c113_no_label_is_pushed_aside_by_those_that_a_scrape_attaches() {
+    with_parts("prometheus", || {
+        let binary = find("prometheus", "install it: apt-get install prometheus")?;
+        let engine = Running::engine(&["--speed", "20"]);
+        let chat = "workload_assumption: {input_tokens: {p50: 5, p95: 9}, output_tokens: {p50: 4, p95: 8}}";
+        let gateway = Gateway::start(&Setup { engines: &[&engine], chat, ..Setup::default() });
+        let ask = r#"{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":4,"stream":true}"#;
+        for _ in 0..30 {
+            let answer = post(&gateway.running.url, "/v1/chat/completions", "", ask);
+            assert!(answer.is_ok_and(|answer| answer.contains("[DONE]")));
+        }
+        let attached = ["namespace", "pod", "container", "service", "node", "endpoint", "cluster"];
+        let labels: Vec<String> = attached.iter().map(|label| format!("{label}: x")).collect();
+        let prometheus = Prometheus::labelled(&binary, &gateway.admin, &labels.join(", "));
+        prometheus.until(r#"sum(slo_total{class="chat",namespace="x"})"#, 30.0);
+        let names = prometheus.ask("/api/v1/labels", |answer| Some(answer["data"].as_array()?.clone()));
+        let names: Vec<&str> = names.iter().filter_map(|name| name.as_str()).collect();
+        assert!(
+            attached.iter().chain(&["job", "instance", "percentile"]).all(|label| names.contains(label)),
+            "{names:?}"
+        );
+        assert!(!names.iter().any(|name| name.starts_with("exported_")), "{names:?}");
+        Ok(())
+    });
+}
+
 #[test]
 fn a_real_prometheus_reads_the_true_counts() {
     with_parts("prometheus", || {

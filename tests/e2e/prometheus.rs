@@ -28,20 +28,25 @@ impl Prometheus {
 
     /// The same for several gateways.
     pub fn of_all(binary: &Path, admins: &[&str], more: &[&str]) -> Prometheus {
-        Prometheus::of_all_at(binary, admins, more, free_address())
+        Prometheus::of_all_at(binary, admins, "", more, free_address())
     }
 
     /// One that gateways were told of before it was there.
     pub fn at(binary: &Path, admins: &[&str], address: SocketAddr) -> Prometheus {
-        Prometheus::of_all_at(binary, admins, &[], address)
+        Prometheus::of_all_at(binary, admins, "", &[], address)
     }
 
-    fn of_all_at(binary: &Path, admins: &[&str], more: &[&str], address: SocketAddr) -> Prometheus {
+    /// One whose scrapes attach labels (`a: b, c: d`), as service discovery does.
+    pub fn labelled(binary: &Path, admin: &str, labels: &str) -> Prometheus {
+        Prometheus::of_all_at(binary, &[admin], labels, &[], free_address())
+    }
+
+    fn of_all_at(binary: &Path, admins: &[&str], labels: &str, more: &[&str], address: SocketAddr) -> Prometheus {
         let folder = tempfile::tempdir().expect("a folder for its data");
         let targets: Vec<String> = admins.iter().map(|admin| format!("\"{}\"", authority(admin))).collect();
         let targets = targets.join(", ");
         let settings = format!(
-            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs: [{{job_name: goodput, static_configs: [{{targets: [{targets}]}}]}}]\n"
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs: [{{job_name: goodput, static_configs: [{{targets: [{targets}], labels: {{{labels}}}}}]}}]\n"
         );
         let file = folder.path().join("prometheus.yml");
         std::fs::write(&file, settings).expect("the folder is ours");
