@@ -1,8 +1,8 @@
-//! What scheduling is worth on the simulated fleet: makes the tables and curves of
-//! `docs/scheduling.md`.
+//! What scheduling, its parts and the overload levels are worth on the simulated fleet that the
+//! scheduler was tuned on.
 //!
 //! `cargo run --release --example fleet` prints the tables, in some minutes; with `-- --write` it
-//! also puts them, and the curves, into `docs/`.
+//! also draws the curves into `docs/img`.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::{self, Write as _};
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use common::each;
@@ -67,7 +67,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if std::env::args().any(|argument| argument == "--write") {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
-        write_tables(&docs.join("scheduling.md"), &tables)?;
         draw_goodput(&docs.join("img/fleet-goodput.svg"), &curves)?;
         draw_classes(&docs.join("img/fleet-classes.svg"), &mix, &curves)?;
     }
@@ -330,18 +329,6 @@ fn row(table: &mut String, mix: &Mix, first: &[&str], report: &RunReport) {
 }
 
 const TAKES: &str = "a String takes everything";
-
-/// Puts each table between its marks.
-fn write_tables(path: &PathBuf, tables: &[(&str, String)]) -> Result<(), Box<dyn Error>> {
-    let mut text = std::fs::read_to_string(path)?;
-    for (name, table) in tables {
-        let (begin, end) = (format!("<!-- fleet: {name} -->\n"), "<!-- end -->");
-        let from = text.find(&begin).ok_or(format!("no place for {name}"))? + begin.len();
-        let to = from + text[from..].find(end).ok_or(format!("no end of {name}"))?;
-        text.replace_range(from..to, &format!("{}\n", table.trim_end()));
-    }
-    Ok(std::fs::write(path, text)?)
-}
 
 const COLOURS: [RGBColor; 6] = [
     RGBColor(120, 120, 120),

@@ -139,6 +139,8 @@ pub struct WorkGuard {
     spent: Duration,
     /// The first token's moment, and the engine's counters then.
     first: Option<(Tick, CounterReading)>,
+    /// The engine's counters at dispatch.
+    start: CounterReading,
     latency: Arc<Mutex<Latency>>,
     signals: Arc<EngineSignals>,
     is_over: bool,
@@ -517,6 +519,7 @@ impl Pool {
         let prompt = pick.size.prefill;
         let size = WorkEstimate { prefill: prompt.less(engine.cached(prompt, blocks)), ..pick.size };
         let snapshot = engine.snapshot(size, at);
+        let start = engine.counters.read(at);
         let tries = inner.begin(place, size, at);
         let engine = inner.engines[place].as_ref().expect("it was there a line ago");
         attempts.begin(engine.id.clone());
@@ -532,6 +535,7 @@ impl Pool {
             whole: pick.whole,
             spent: pick.spent,
             first: None,
+            start,
             latency: engine.latency.clone(),
             signals: engine.signals.clone(),
             is_over: false,
@@ -603,7 +607,8 @@ impl WorkGuard {
         let mut inner = self.live_pool.inner.lock();
         let ran = inner.read_counters(self.place, at);
         inner.end(self.place, self.left, self.first.is_some(), self.tries);
-        if inner.queues() {
+        let queues = inner.queues();
+        if queues {
             inner.note_outcome(sample, &self.targets, self.whole, self.spent, at);
         }
         drop(inner);
@@ -623,8 +628,16 @@ impl WorkGuard {
             let hit = LoadSnapshot { prompt: self.prefix.prompt.less(self.prefix.expected), ..self.snapshot };
             latency.predict(&hit).zip(latency.predict(&miss)).map(|(hit, miss)| (hit.ttft, miss.ttft))
         });
-        if further.is_none() && sample.ttft.is_none() && times.is_none() {
-            // A short answer in one piece.
+        let is_whole = queues && sample.ttft.is_none() && further.is_none();
+        let whole = sample.e2e.filter(|_| is_whole).zip(ran).map(|(e2e, last)| {
+            let steps = DecodeSteps {
+                further: sample.further,
+                batch: (last.sequences - self.start.sequences) / at.since(self.dispatched).as_secs_f64().max(1e-6),
+                prompt: (last.prompts - self.start.prompts - self.snapshot.prompt.0 as f64).max(0.0),
+            };
+            (steps, e2e)
+        });
+        if further.is_none() && sample.ttft.is_none() && times.is_none() && whole.is_none() {
             return;
         }
         let learn = |latency: &mut Latency| {
@@ -633,6 +646,9 @@ impl WorkGuard {
             }
             if let Some((steps, tpot)) = &further {
                 latency.further_tokens(steps, *tpot, at);
+            }
+            if let Some((steps, e2e)) = &whole {
+                latency.whole_answer(&self.snapshot, steps, *e2e, at);
             }
         };
         let mut latency = self.latency.lock();

@@ -15,7 +15,12 @@
 //!
 //! TTFT is fitted to the request's own prompt, the prompt tokens ahead of it, and the running sequences.
 //!
-//! Both are non-negative linear models, fitted by recursive least squares with forgetting (Ljung and
+//! A response without a visible first token shows neither, only its end. Where an engine gives no other
+//! responses, or none long enough, both follow from one model of E2E:
+//!
+//! `E2E = base + own prompt + others' prompts + tokens * (step base + per_sequence * mean batch)`
+//!
+//! All are non-negative linear models, fitted by recursive least squares with forgetting (Ljung and
 //! Söderström, *Theory and Practice of Recursive Identification*, 1983), with four modifications for
 //! latencies:
 //!
@@ -179,6 +184,8 @@ impl StepTime {
 pub struct Latency {
     ttft: LinearModel<4>,
     step: LinearModel<3>,
+    /// E2E of responses that show nothing of their steps.
+    whole: LinearModel<5>,
     /// Recent thousands of prompt tokens per step.
     prompt_per_step: f64,
     confirmed_at: Tick,
@@ -193,6 +200,10 @@ pub const AGREES: f64 = 1.25;
 const TTFT_AT_FIRST: [f64; 4] = [0.03, 0.08, 0.08, 0.0005];
 /// Initial coefficients of a step: seconds, per sequence, per thousand prompt tokens.
 const STEP_AT_FIRST: [f64; 3] = [0.01, 0.0002, 0.08];
+/// Initial coefficients of E2E, as above: seconds, per thousand prompt tokens, per token, per token and
+/// sequence, per thousand prompt tokens of others.
+const WHOLE_AT_FIRST: [f64; 5] =
+    [TTFT_AT_FIRST[0], TTFT_AT_FIRST[1], STEP_AT_FIRST[0], STEP_AT_FIRST[1], STEP_AT_FIRST[2]];
 /// Tokens from which a response has full weight.
 const LONG_ANSWER: f64 = 30.0;
 /// Weight of a new response in [`Latency::prompt_per_step`], at full weight.
@@ -205,6 +216,7 @@ impl Default for Latency {
         Latency {
             ttft: LinearModel::new(TTFT_AT_FIRST),
             step: LinearModel::new(STEP_AT_FIRST),
+            whole: LinearModel::new(WHOLE_AT_FIRST),
             prompt_per_step: 0.0,
             confirmed_at: Tick::ZERO,
         }
@@ -232,10 +244,50 @@ impl Latency {
         self.prompt_per_step += MIX_WEIGHT * weight * (prompt - self.prompt_per_step);
     }
 
+    /// Learns that a response without a visible first token took this long after dispatch. `steps` are those
+    /// from its dispatch to its end. No effect once steps were seen.
+    pub fn whole_answer(&mut self, snapshot: &LoadSnapshot, steps: &DecodeSteps, took: Duration, at: Tick) {
+        if self.step.seen >= ENOUGH || took < SHORTEST_STEP || !steps.batch.is_finite() || !steps.prompt.is_finite() {
+            return;
+        }
+        let (further, prompt) = (steps.further as f64, steps.prompt / 1000.0);
+        let given = [1.0, snapshot.prompt.0 as f64 / 1000.0, further, further * steps.batch, prompt];
+        let off = took.as_secs_f64() / self.whole.value(&given);
+        if (1.0 / AGREES..=AGREES).contains(&off) {
+            self.confirmed_at = self.confirmed_at.max(at);
+        }
+        self.whole.learn(&given, took.as_secs_f64(), 1.0);
+        let weight = steps.weight();
+        self.prompt_per_step += MIX_WEIGHT * weight * (steps.prompt_per_step() - self.prompt_per_step);
+    }
+
     /// Whether the engine's own model is used.
     #[must_use]
     pub const fn is_known(&self) -> bool {
-        self.step.seen >= ENOUGH
+        self.step.seen >= ENOUGH || self.whole.seen >= ENOUGH
+    }
+
+    /// The step's coefficients, from E2E while no steps were seen.
+    fn step_coefficients(&self) -> Option<[f64; 3]> {
+        self.step.known_coefficients().or_else(|| {
+            let [_, _, base, per_sequence, prompt] = self.whole.known_coefficients()?;
+            Some([base, per_sequence, prompt])
+        })
+    }
+
+    /// Duration of a step with this content, seconds.
+    fn step_estimate(&self, given: &[f64; 3]) -> Option<f64> {
+        let of = self.step_coefficients()?;
+        Some((0..3).map(|i| of[i] * given[i]).sum::<f64>().clamp(SHORTEST, LONGEST))
+    }
+
+    /// TTFT under these conditions, seconds.
+    fn ttft_estimate(&self, given: &[f64; 4]) -> Option<f64> {
+        let of_whole = || {
+            let [base, own, step, _, prompt] = self.whole.known_coefficients()?;
+            Some((base + step + own * given[1] + prompt * given[2]).clamp(SHORTEST, LONGEST))
+        };
+        self.ttft.estimate(given).or_else(of_whole)
     }
 
     /// The last response whose TPOT agreed with the model.
@@ -249,19 +301,21 @@ impl Latency {
     pub fn doubt(&mut self) {
         self.ttft.doubt();
         self.step.doubt();
+        self.whole.doubt();
     }
 
     /// Predicted TTFT, with initial coefficients before enough data.
     #[must_use]
     pub fn time_to_read(&self, snapshot: &LoadSnapshot) -> Duration {
-        seconds(self.ttft.value(&snapshot.before_the_first_token()))
+        let given = snapshot.before_the_first_token();
+        seconds(self.ttft_estimate(&given).unwrap_or_else(|| self.ttft.value(&given)))
     }
 
     /// Predicted latency; `None` with too little data.
     #[must_use]
     pub fn predict(&self, snapshot: &LoadSnapshot) -> Option<Prediction> {
-        let ttft = self.ttft.estimate(&snapshot.before_the_first_token())?;
-        let tpot = self.step.estimate(&self.step_of(snapshot.batch))?;
+        let ttft = self.ttft_estimate(&snapshot.before_the_first_token())?;
+        let tpot = self.step_estimate(&self.step_of(snapshot.batch))?;
         Some(Prediction { ttft: seconds(ttft), tpot: seconds(tpot) })
     }
 
@@ -275,7 +329,7 @@ impl Latency {
     /// The learned step time; `None` with too little data.
     #[must_use]
     pub fn step_time(&self) -> Option<StepTime> {
-        let [base, per_sequence, per_thousand] = self.step.known_coefficients()?;
+        let [base, per_sequence, per_thousand] = self.step_coefficients()?;
         Some(StepTime { base, per_sequence, per_prompt_token: per_thousand / 1000.0 })
     }
 
@@ -283,9 +337,9 @@ impl Latency {
     /// data.
     #[must_use]
     pub fn service(&self, usual: &TypicalRequest) -> Option<(f64, f64)> {
-        let step = self.step.estimate(&[1.0, f64::from(usual.batch), usual.prompt_per_step / 1000.0])?;
+        let step = self.step_estimate(&[1.0, f64::from(usual.batch), usual.prompt_per_step / 1000.0])?;
         let alone = LoadSnapshot { prompt: usual.prompt, batch: usual.batch, ..LoadSnapshot::default() };
-        Some((step, self.ttft.estimate(&alone.before_the_first_token())?))
+        Some((step, self.ttft_estimate(&alone.before_the_first_token())?))
     }
 
     /// Recent prompt tokens per step.
@@ -298,7 +352,8 @@ impl Latency {
     /// data.
     #[must_use]
     pub fn prefill_speed(&self) -> Option<f64> {
-        let [_, _, per_thousand, _] = self.ttft.known_coefficients()?;
+        let of_whole = || self.whole.known_coefficients().map(|[.., per_thousand]| per_thousand);
+        let per_thousand = self.ttft.known_coefficients().map(|of| of[2]).or_else(of_whole)?;
         Some(1000.0 / per_thousand.max(1e-3))
     }
 
@@ -312,8 +367,8 @@ impl Latency {
     #[must_use]
     pub fn alone(&self, prompt: Tokens, further: u64) -> Option<Duration> {
         let snapshot = LoadSnapshot { prompt, batch: 1, ..LoadSnapshot::default() };
-        let ttft = self.ttft.estimate(&snapshot.before_the_first_token())?;
-        let pace = self.step.estimate(&[1.0, 1.0, 0.0])?;
+        let ttft = self.ttft_estimate(&snapshot.before_the_first_token())?;
+        let pace = self.step_estimate(&[1.0, 1.0, 0.0])?;
         Some(seconds(ttft + pace * further as f64))
     }
 
@@ -621,6 +676,41 @@ mod tests {
             assert!(near(per_prompt_token, Truth::STEP.per_prompt_token, 0.15), "seed {seed}: {per_prompt_token}");
             let speed = latency.prefill_speed().unwrap();
             assert!(near(speed, 5_000.0, 0.1), "seed {seed}: 200 ms per thousand tokens ahead, {speed}");
+        }
+    }
+
+    #[test]
+    fn ends_of_whole_answers_teach_steps_and_first_tokens_where_nothing_else_is_seen() {
+        for seed in 0..20 {
+            let (mut latency, mut truth) = (Latency::default(), Truth::new(seed));
+            let teach = |latency: &mut Latency, truth: &mut Truth, answers: u32| {
+                for _ in 0..answers {
+                    let (snapshot, steps) = (truth.snapshot(), truth.steps());
+                    let further = truth.chance.random_range(2..30);
+                    let steps = DecodeSteps { further, prompt: truth.chance.random_range(0.0..8_000.0), ..steps };
+                    let alone = LoadSnapshot { prompt: snapshot.prompt, ..LoadSnapshot::default() };
+                    let pace = Truth::STEP.decode(steps.batch);
+                    let e2e = Truth::ttft(&alone) + 0.2 * steps.prompt / 1000.0 + pace * further as f64;
+                    let took = truth.noisy(e2e);
+                    latency.whole_answer(&snapshot, &steps, took, Tick::ZERO);
+                }
+            };
+            teach(&mut latency, &mut truth, ENOUGH - 1);
+            assert!(!latency.is_known() && latency.step_time().is_none());
+            teach(&mut latency, &mut truth, 400);
+            let step = latency.step_time().unwrap();
+            for batch in [20.0, 80.0] {
+                let off = (step.decode(batch) / Truth::STEP.decode(batch)).ln().abs();
+                assert!(off < 0.3, "seed {seed}: {step:?} at {batch}");
+            }
+            let asked = LoadSnapshot { prompt: Tokens(3_000), prefill: Tokens(4_000), ..LoadSnapshot::default() };
+            let ttft = latency.predict(&asked).unwrap().ttft.as_secs_f64();
+            assert!((ttft / Truth::ttft(&asked)).ln().abs() < 0.15, "seed {seed}: {ttft}");
+            // What streams show is better, and holds from then on.
+            truth.teach(&mut latency, 300);
+            let known = latency.step_time();
+            teach(&mut latency, &mut truth, 50);
+            assert_eq!(latency.step_time(), known);
         }
     }
 

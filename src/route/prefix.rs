@@ -24,7 +24,7 @@ use crate::types::{Tick, Tokens};
 /// Bytes of a prompt block (made by `inspect`).
 const BLOCK: f64 = 512.0;
 /// Cache size of an engine that does not report it; less than most have.
-pub const USUAL_ROOM: Tokens = Tokens(128 * 1024);
+pub const USUAL_ROOM: Tokens = Tokens(192 * 1024);
 /// Most entries of one engine's index: 7 MB of text, about 1 MB of memory.
 pub const MOST_ENTRIES: usize = 14_000;
 /// Most blocks of a prompt; `inspect` reports no more.

@@ -8,6 +8,12 @@
 //! behind all others while there is room. A flood, however well its single requests could be met, thus
 //! takes from others only what they leave.
 //!
+//! What it had beyond its usual rate before it was detected is an advance: its tenant is served behind all
+//! others until its usual rate has made up for it. Others with time, such as batch, thus get back what a flood
+//! took from them, and detection may be slow enough to leave ordinary bursts alone. With a bucket half as deep
+//! and nothing paid back, bursts of a mix without floods cost 3 % of its goodput at load 0.8, and a threefold
+//! flood cost one tenant 13 points.
+//!
 //! It also changes the usual rate only slowly: the rate of a tenant that keeps asking for more grows by its
 //! entitlement, twofold in 70 minutes, also before the flood is detected. If the other tenants together
 //! ask for more than usual, it may grow as much.
@@ -25,9 +31,9 @@ const MEMORY: u64 = 300;
 /// Time constant of the recent rate of all tenants, seconds.
 const LATELY: u64 = 60;
 /// Multiple of the usual rate that is not unusual.
-const SUDDEN: f64 = 1.5;
+const SUDDEN: f64 = 2.0;
 /// Seconds of that rate allowed in a burst.
-const BURST: f64 = 8.0;
+const BURST: f64 = 12.0;
 /// Additional burst: this many standard deviations of the random demand in this many seconds, for
 /// independent arrivals of varying size. The variance is rate x seconds x size-weighted mean size (a
 /// compound Poisson process). Without it a tenant with few large requests would look like a flood every
@@ -37,7 +43,7 @@ const BY_CHANCE: (f64, f64) = (3.0, 60.0);
 const OVER: f64 = 0.3;
 /// Multiple of the usual rate served normally during a flood, so that the usual rate can grow.
 const GROWTH: f64 = 1.05;
-/// Seconds of the usual rate served normally at the start of a flood.
+/// Seconds of the usual rate served normally at once during a flood.
 const HELD: f64 = 2.0;
 /// Limit of learning: multiple of the usual rate, plus this many requests at once. Otherwise a flood would
 /// be learned before it is detected.
@@ -80,8 +86,10 @@ struct PriorityUsage {
     /// Tokens left before a flood is detected; negative by the excess.
     credit: f64,
     floods: bool,
-    /// During a flood: tokens still served normally.
+    /// During a flood: tokens still served normally; negative while its advance is made up for.
     held: f64,
+    /// Tokens served normally beyond the usual rate.
+    advance: f64,
     /// Tokens that may still be learned.
     learned: f64,
     /// Decaying sums of sizes and of their squares.
@@ -184,8 +192,10 @@ impl PriorityUsage {
         let filled = |bucket: f64, rate: f64, depth: f64| (bucket + rate * passed).min(depth);
         self.held = filled(self.held, GROWTH * usual, HELD * usual + typical);
         self.learned = filled(self.learned, LEARNED.0 * usual, LEARNED.1 * typical);
+        self.advance = (self.advance - usual * passed).max(0.0);
         self.detect(cost, SUDDEN * usual, typical, passed);
         let is_usual = !self.floods || take(&mut self.held, cost);
+        self.advance += if is_usual { cost } else { 0.0 };
         SurgeVerdict { is_usual, teaches: is_usual && take(&mut self.learned, cost) }
     }
 
@@ -195,7 +205,7 @@ impl PriorityUsage {
         let before = (self.credit + rate * passed).min(depth);
         self.credit = (before - cost).max(-depth);
         if before <= 0.0 && !self.floods {
-            (self.floods, self.held) = (true, 0.0);
+            (self.floods, self.held) = (true, -self.advance);
         } else if self.credit > OVER * depth {
             self.floods = false;
         }
@@ -237,6 +247,20 @@ mod tests {
             let flood = asks(&mut shares, "sudden", 600, 120, 10 * times);
             assert!(flood < 1.7 / times as f64, "{times}: {flood}");
             assert!(asks(&mut shares, "steady", 600, 120, 10) > 0.999);
+        }
+    }
+
+    #[test]
+    fn what_a_flood_had_before_it_was_detected_is_made_up_for() {
+        for times in [3, 30] {
+            let mut shares = SurgeDetector::default();
+            for minute in 0..10 {
+                asks(&mut shares, "steady", 60 * minute, 60, 10);
+                asks(&mut shares, "sudden", 60 * minute, 60, 10);
+            }
+            // Three minutes of its usual rate are 1,800 requests; detection alone takes half a minute of thrice that.
+            let had = asks(&mut shares, "sudden", 600, 180, 10 * times) * 1800.0 * times as f64;
+            assert!((1_500.0..1_900.0).contains(&had), "{times}: {had}");
         }
     }
 
