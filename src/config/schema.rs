@@ -538,6 +538,8 @@ block! {
         may timeout: Located<Duration>,
         /// Prefix of its keys. Default: goodput.
         may key_prefix: Located<String>,
+        /// Whether gateways tell each other through it what they have at the engines and in their queues. Default: true.
+        may share_queues: Located<bool>,
     }
 
     /// An API key.

@@ -11,6 +11,7 @@ mod degradation;
 mod deploy;
 mod exits;
 mod gateway;
+mod gateway_exchange;
 mod journal;
 mod memory;
 mod paging;
