@@ -20,7 +20,7 @@ use common::each;
 use goodput::judge::Outcome;
 use goodput::route::settings::Concurrency;
 use goodput::sim::fleet::{
-    Flood, GatewayScheduling, Incident, Mix, Peer, Policy, RunReport, RunSpan, Scenario, capacity, run_in,
+    Flood, GatewayLink, GatewayScheduling, Incident, Mix, Peer, Policy, RunReport, RunSpan, Scenario, capacity, run_in,
 };
 
 #[derive(Clone, Parser)]
@@ -54,6 +54,9 @@ struct Options {
     /// How many gateways share the engines; several numbers give a row each.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     gateways: Vec<NonZeroU32>,
+    /// Gateways hear of each other so often, in milliseconds (0: they do not), and each time so many later.
+    #[arg(long, value_delimiter = ':', default_value = "0")]
+    exchange: Vec<f64>,
     /// `SECONDS:restart:ENGINE:DOWN`, `SECONDS:slow:ENGINE:TIMES` or `SECONDS:gateway:NUMBER`.
     #[arg(long = "event")]
     events: Vec<String>,
@@ -197,6 +200,7 @@ impl World<'_> {
             let mix = Mix { seed: *seed, ..self.mix.clone() };
             let scenario = Scenario {
                 gateways: *gateways,
+                exchange: exchange_of(&self.options.exchange),
                 patient: self.options.patient,
                 floods: if *calm { Vec::new() } else { floods.clone() },
                 events: events.clone(),
@@ -250,6 +254,12 @@ fn event_of(text: &str) -> Result<(Duration, Incident), Box<dyn Error>> {
         [at, "gateway", gateway] => (seconds(at)?, Incident::GatewayRestarts { gateway: gateway.parse()? }),
         _ => return Err(format!("there is no event {text}").into()),
     })
+}
+
+fn exchange_of(millis: &[f64]) -> Option<GatewayLink> {
+    let duration = |millis: f64| Duration::from_secs_f64(millis / 1000.0);
+    let every = *millis.first().filter(|every| **every > 0.0)?;
+    Some(GatewayLink { every: duration(every), delay: duration(millis.get(1).copied().unwrap_or(every / 2.0)) })
 }
 
 fn flood_of(text: &str) -> Result<Flood, Box<dyn Error>> {

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use ahash::RandomState;
 
-use super::queue::{Decisions, QueueRequest, QueueSettings, Rejected, Scheduler, Ticket};
+use super::queue::{Decisions, QueueReport, QueueRequest, QueueSettings, Rejected, Scheduler, Ticket};
 use crate::clock::Clock;
 use crate::sync::{Mutex, RwLock};
 use crate::types::{PoolId, PrefillPace, Priority, Tick, Tokens};
@@ -257,6 +257,22 @@ impl PoolQueue {
         let at = self.clock.now();
         self.locked(|inner| {
             let decisions = inner.scheduler.set_pace(pace, at);
+            inner.deliver(decisions);
+        });
+    }
+
+    /// What the other gateways before the same engines need to know of this queue.
+    #[must_use]
+    pub fn report(&self) -> QueueReport {
+        let at = self.clock.now();
+        self.inner.lock().scheduler.report(at)
+    }
+
+    /// Takes another gateway's report, made at `made`; it counts until then.
+    pub fn heard(&self, gateway: u64, report: &QueueReport, made: Tick, until: Tick) {
+        let at = self.clock.now();
+        self.locked(|inner| {
+            let decisions = inner.scheduler.heard(gateway, report, made, until, at);
             inner.deliver(decisions);
         });
     }

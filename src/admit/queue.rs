@@ -49,6 +49,7 @@
 
 mod drain_rate;
 mod fair_queue;
+mod other_gateways;
 mod priority_band;
 mod request;
 mod shares;
@@ -62,11 +63,13 @@ use std::time::Duration;
 
 use crate::types::{PrefillPace, Priority, TenantId, Tick, Tokens, seconds_up};
 
+pub use other_gateways::{MOST_TOLD, QueueReport, WaitingWork};
 pub use request::{Deadline, Decisions, LimitState, QueueRequest, RejectReason, Rejected, Ticket, WhenHopeless};
 pub use shares::{InvalidShares, Shares};
 
 use drain_rate::DrainRate;
 use fair_queue::QueuePosition;
+use other_gateways::{OtherPlace, OtherQueues};
 use priority_band::{Feasibility, PriorityBand};
 use request::QueueKey;
 use surge::SurgeDetector;
@@ -188,8 +191,10 @@ pub struct Scheduler {
     seats: usize,
     /// Number of engines that prefill.
     prefilling_engines: usize,
-    /// Current pace of [`PrefillBudget::Auto`].
+    /// Current pace of [`PrefillBudget::Auto`]: the mean of those that the gateways learned.
     pace: Option<PrefillPace>,
+    /// Pace that this gateway learned.
+    own_pace: Option<PrefillPace>,
     /// State at `filled`.
     bucket: PrefillBucket,
     filled: Tick,
@@ -212,6 +217,10 @@ pub struct Scheduler {
     latest_starts: BTreeSet<(Tick, Ticket)>,
     drain: DrainRate,
     usual: SurgeDetector,
+    /// The other gateways before the same engines.
+    others: OtherQueues,
+    /// Prompt tokens dispatched, for the others.
+    dispatched: f64,
 }
 
 #[derive(Debug)]
@@ -294,6 +303,7 @@ impl Scheduler {
             seats: 0,
             prefilling_engines: 0,
             pace: None,
+            own_pace: None,
             bucket: PrefillBucket::EMPTY,
             filled: Tick::ZERO,
             reading: 0,
@@ -307,7 +317,51 @@ impl Scheduler {
             latest_starts: BTreeSet::new(),
             drain: DrainRate::default(),
             usual: SurgeDetector::default(),
+            others: OtherQueues::default(),
+            dispatched: 0.0,
         }
+    }
+
+    /// What the other gateways before the same engines need to know of this queue.
+    #[must_use]
+    pub fn report(&self, at: Tick) -> QueueReport {
+        let at = at.max(self.now);
+        let mut waiting: Vec<&QueuedRequest> = self.waiting.values().collect();
+        let order = |request: &&QueuedRequest| (request.band, request.line == Feasibility::Late, request.place);
+        if waiting.len() > MOST_TOLD {
+            waiting.select_nth_unstable_by_key(MOST_TOLD, order);
+            waiting.truncate(MOST_TOLD);
+        }
+        waiting.sort_unstable_by_key(order);
+        let told = |request: &QueuedRequest| {
+            WaitingWork::told(request.band, request.line, request.place.due, request.prompt, at)
+        };
+        QueueReport {
+            prefill: self.reading,
+            dispatched: self.dispatched,
+            admitted: self.turns,
+            pace: self.own_pace.map(|pace| (pace, self.bucket.level)),
+            waiting: waiting.into_iter().map(told).collect(),
+        }
+    }
+
+    /// Takes the report of another gateway, made `made` on this gateway's clock and valid until `until`.
+    pub fn heard(&mut self, gateway: u64, report: &QueueReport, made: Tick, until: Tick, at: Tick) -> Decisions {
+        let mut decisions = self.begin(at);
+        let beyond = self.others.heard(gateway, report, made, until);
+        self.follow_pace();
+        if let Some(pace) = self.paced().copied() {
+            self.bucket = self.bucket.filled(-beyond, -beyond, &pace);
+            self.bucket.level = self.bucket.level.max(-DEEPEST * (pace.burst + pace.behind));
+            self.bucket.spare = self.bucket.spare.max(-pace.behind);
+            // Equal paces and dispatches keep equal levels equal; this makes them so, and keeps errors from adding up.
+            let theirs = report.pace.map(|(_, level)| level).filter(|level| level.is_finite());
+            let apart = theirs.map_or(0.0, |level| level.min(pace.burst) - self.bucket.level);
+            self.bucket.level += TOWARDS_OTHERS * apart;
+        }
+        self.fill_by_pace(&mut decisions);
+        self.end();
+        decisions
     }
 
     /// Offers a request. Its ticket is among the moves if it is admitted or rejected; otherwise it
@@ -356,6 +410,7 @@ impl Scheduler {
             self.reading -= seated.reading;
             if let Some(pace) = self.pace.filter(|_| seated.reading > 0) {
                 self.bucket = self.bucket.filled(seated.taken, seated.taken, &pace);
+                self.dispatched -= seated.taken;
             }
             let used = used.0.clamp(1, LARGEST);
             self.bands[seated.band].correct(seated.line, &seated.tenant, seated.cost, used);
@@ -433,12 +488,19 @@ impl Scheduler {
     /// bucket.
     pub fn set_pace(&mut self, pace: Option<PrefillPace>, at: Tick) -> Decisions {
         let mut decisions = self.begin(at);
-        let before = if self.pace.is_none() { PrefillBucket::FULL } else { self.bucket };
-        self.bucket = pace.map_or(PrefillBucket::EMPTY, |pace| before.filled(0.0, 0.0, &pace));
-        self.pace = pace;
+        self.own_pace = pace;
+        self.follow_pace();
         self.fill_by_pace(&mut decisions);
         self.end();
         decisions
+    }
+
+    /// Applies the mean of the gateways' paces.
+    fn follow_pace(&mut self) {
+        let pace = self.others.mean_pace(self.own_pace);
+        let before = if self.pace.is_none() { PrefillBucket::FULL } else { self.bucket };
+        self.bucket = pace.map_or(PrefillBucket::EMPTY, |pace| before.filled(0.0, 0.0, &pace));
+        self.pace = pace;
     }
 
     /// When the next request can run, if it waits for the prefill pace alone.
@@ -452,7 +514,9 @@ impl Scheduler {
             return Some(self.now);
         }
         let firsts = self.bands.iter().filter_map(|band| self.waiting.get(&band.first()?.ticket));
-        let thresholds = firsts.map(|first| threshold(pace, prefill_for(first.band, first.line)));
+        let rows = firsts.map(|first| (first.band, first.line));
+        let rows = rows.chain(self.others.in_order().map(|(place, _)| (place.band, place.line())));
+        let thresholds = rows.map(|(band, line)| threshold(pace, prefill_for(band, line)));
         // Above zero an engine may also have more ahead of it.
         let levels = thresholds.chain([0.0]).map(|level| (level, self.bucket.level, pace.per_second));
         let missing = levels.chain([(0.0, self.bucket.spare, pace.spare)]);
@@ -555,7 +619,7 @@ impl Scheduler {
     /// Free seats.
     #[must_use]
     pub fn free_seats(&self) -> usize {
-        self.seats.saturating_sub(self.running.len())
+        self.seats.saturating_sub(self.running.len() + self.others.assumed())
     }
 
     /// Expected wait of a request with this priority, from the requests before it and the measured rate of
@@ -586,11 +650,11 @@ impl Scheduler {
         if self.seats == 0 {
             return None;
         }
-        self.drain.time_for(self.before(band), at.max(self.now))
+        self.drain.time_for(self.ahead_of(band), at.max(self.now))
     }
 
     /// Waiting requests in a row and before it.
-    fn before(&self, band: usize) -> usize {
+    fn ahead_of(&self, band: usize) -> usize {
         self.bands[..=band].iter().map(PriorityBand::len).sum()
     }
 
@@ -598,13 +662,14 @@ impl Scheduler {
         if self.seats == 0 {
             return None;
         }
-        self.drain.time_for(self.before(band) + 1, at)
+        self.drain.time_for(self.ahead_of(band) + 1, at)
     }
 
     /// First step of every operation: advances time.
     fn begin(&mut self, at: Tick) -> Decisions {
         self.now = self.now.max(at);
         self.refill_bucket();
+        self.others.expire(self.now);
         let mut decisions = Decisions::default();
         while let Some((moment, ticket)) = self.alarms.first().copied().filter(|(moment, _)| *moment <= self.now) {
             debug_assert!(
@@ -638,14 +703,17 @@ impl Scheduler {
     /// Whether a new request runs at once: no other waits, and outstanding prompts leave room. (A priority is
     /// entitled to nothing while none of it waits.)
     fn goes_at_once(&self, new: &QueuedRequest) -> bool {
-        self.waiting.is_empty() && self.has_room_for(new.prompt, self.bucket) && !self.leaves_reading(new, self.bucket)
+        self.waiting.is_empty()
+            && self.has_room_for(new.prompt, self.bucket)
+            && !self.leaves_reading(new, self.bucket)
+            && self.before(new, self.bucket).is_none()
     }
 
     /// Whether a seat is free, and an engine has room for this prompt.
     fn has_room_for(&self, prompt: u64, bucket: PrefillBucket) -> bool {
         let reads = self.reading_at(bucket).is_none_or(|each| {
             let most = each.0.saturating_mul(self.prefilling_engines as u64);
-            self.reading.saturating_add(counts_for(prompt, each)) <= most
+            self.outstanding().saturating_add(counts_for(prompt, each)) <= most
         });
         self.free_seats() > 0 && reads
     }
@@ -791,11 +859,19 @@ impl Scheduler {
     /// room.
     fn fill(&mut self, decisions: &mut Decisions) {
         while self.free_seats() > 0 {
-            let Some(next) = self.next_to_go(self.bucket) else { return };
+            let next = match self.next_to_go(self.bucket) {
+                Some(NextToGo::Here(next)) => next,
+                Some(NextToGo::Elsewhere(place, prompt)) => {
+                    self.assume(place, prompt);
+                    continue;
+                }
+                None => return,
+            };
             let (ticket, band, cost, prompt) = (next.place.ticket, next.band, next.cost, next.prompt);
             let reading = self.reading_per_engine().map_or(0, |each| counts_for(prompt, each));
             self.reading += reading;
             let taken = self.take_from_bucket(prompt);
+            self.dispatched += taken;
             self.entitle(band, cost);
             let Some(gone) = self.leave(ticket, cost) else { return };
             self.running
@@ -804,10 +880,43 @@ impl Scheduler {
         }
     }
 
-    /// The next request, if this bucket admits it.
-    fn next_to_go(&self, bucket: PrefillBucket) -> Option<&QueuedRequest> {
-        let next = self.waiting.get(&self.bands[self.next_band(bucket)?].first()?.ticket)?;
-        (self.has_room_for(next.prompt, bucket) && self.keeps_pace(next.band, next.line, bucket)).then_some(next)
+    /// The next request of this or another gateway, if this bucket admits it.
+    fn next_to_go(&self, bucket: PrefillBucket) -> Option<NextToGo<'_>> {
+        let own = self.waiting.get(&self.bands[self.next_band(bucket)?].first()?.ticket)?;
+        let other = if self.is_due(own.band) { None } else { self.before(own, bucket) };
+        let (band, line, prompt) =
+            other.map_or((own.band, own.line, own.prompt), |(place, prompt)| (place.band, place.line(), prompt));
+        let next = other.map_or(NextToGo::Here(own), |(place, prompt)| NextToGo::Elsewhere(place, prompt));
+        (self.has_room_for(prompt, bucket) && self.keeps_pace(band, line, bucket)).then_some(next)
+    }
+
+    /// The first request of another gateway that goes before one of this gateway, those left out that must leave
+    /// the prefill budget to others.
+    fn before(&self, own: &QueuedRequest, bucket: PrefillBucket) -> Option<(OtherPlace, u64)> {
+        let ahead = self.others.in_order().take_while(|(place, _)| place.is_before(own.band, own.line, own.place.due));
+        let waits_for = |place: &OtherPlace| match own.band {
+            ..PRIORITIES => false,
+            PRIORITIES..OVER_LIMIT => !place.is_late && place.band < PRIORITIES,
+            OVER_LIMIT.. => place.band < OVER_LIMIT,
+        };
+        let goes = |place: &OtherPlace, prompt: u64| {
+            waits_for(place) || !self.leaves_to_others(place.band, place.line(), prompt, bucket)
+        };
+        ahead.map(|(place, prompt)| (*place, prompt)).find(|(place, prompt)| goes(place, *prompt))
+    }
+
+    /// Counts another gateway's request as dispatched.
+    fn assume(&mut self, place: OtherPlace, prompt: u64) {
+        let prefill = self.reading_per_engine().map_or(0, |each| counts_for(prompt, each));
+        let taken = self.take_from_bucket(prompt);
+        // Each priority is entitled at one gateway at least: here where it waits nowhere else.
+        for (band, priority) in Priority::ALL.iter().enumerate() {
+            if place.band < PRIORITIES && self.bands[band].len() > 0 && !self.others.any_in(band) {
+                let share = u64::from(self.settings.shares.of(*priority));
+                self.bands[band].credit = self.bands[band].credit.saturating_add(prompt.min(LARGEST) * share);
+            }
+        }
+        self.others.assume(place, prefill, taken);
     }
 
     /// Takes a prompt from the bucket: at most what one engine computes between full and empty, because the
@@ -851,13 +960,24 @@ impl Scheduler {
 
     /// Whether a request must leave the prefill budget to higher rows.
     fn leaves_reading(&self, next: &QueuedRequest, bucket: PrefillBucket) -> bool {
-        if !self.keeps_pace(next.band, next.line, bucket) {
+        self.leaves_to_others(next.band, next.line, next.prompt, bucket)
+    }
+
+    /// The same by its row and prompt.
+    fn leaves_to_others(&self, band: usize, line: Feasibility, prompt: u64, bucket: PrefillBucket) -> bool {
+        if !self.keeps_pace(band, line, bucket) {
             return true;
         }
-        let Some(each) = self.reading_at(bucket).filter(|_| self.reading > 0) else { return false };
+        let outstanding = self.outstanding();
+        let Some(each) = self.reading_at(bucket).filter(|_| outstanding > 0) else { return false };
         let all = each.0.saturating_mul(self.prefilling_engines as u64);
-        let most = all / 100 * prefill_for(next.band, next.line);
-        self.reading.saturating_add(counts_for(next.prompt, each)) > most
+        let most = all / 100 * prefill_for(band, line);
+        outstanding.saturating_add(counts_for(prompt, each)) > most
+    }
+
+    /// Outstanding prompt tokens of all gateways.
+    fn outstanding(&self) -> u64 {
+        self.reading.saturating_add(self.others.prefill())
     }
 
     /// Whether a priority's entitlement covers its next request.
@@ -879,6 +999,14 @@ impl Scheduler {
     }
 }
 
+/// The next request in the common order.
+enum NextToGo<'a> {
+    /// Of this gateway.
+    Here(&'a QueuedRequest),
+    /// Of another one, with its prompt.
+    Elsewhere(OtherPlace, u64),
+}
+
 /// Counted size of a prompt, with this limit per engine.
 fn counts_for(prompt: u64, each: Tokens) -> u64 {
     prompt.min(each.0).max(1)
@@ -888,6 +1016,12 @@ fn counts_for(prompt: u64, each: Tokens) -> u64 {
 fn just_above(level: f64) -> f64 {
     level + 1e-6 * level.abs().max(1.0)
 }
+
+/// Part of the distance to another gateway's bucket that each report closes.
+const TOWARDS_OTHERS: f64 = 0.05;
+
+/// Deepest level of the bucket after other gateways' dispatches, in its ranges.
+const DEEPEST: f64 = 4.0;
 
 /// Longest interval between checks of a slowly filling bucket, seconds.
 const LONGEST_LOOK: f64 = 3600.0;

@@ -22,6 +22,7 @@
 mod breaker;
 pub mod connection;
 mod counters;
+pub mod exchange;
 #[cfg(test)]
 mod interleavings;
 mod lease;
@@ -52,6 +53,7 @@ use crate::clock::Clock;
 use crate::sync::Mutex;
 use crate::types::{TenantId, Tick};
 use counters::StoreCounters;
+use exchange::{ExchangeCounters, GatewayExchange};
 use settings::{OnFailure, Redis};
 use tenant_leases::{DrawResult, LeaseRequest, TenantLeases};
 
@@ -88,6 +90,9 @@ struct Inner {
     replicas: AtomicU32,
     commands: mpsc::Sender<SyncCommand>,
     counters: StoreCounters,
+    exchange: Arc<ExchangeCounters>,
+    /// Makes the common random number, if no gateway has made one.
+    seed: u64,
 }
 
 /// One tenant, as the task sees it.
@@ -140,6 +145,8 @@ impl RedisLimiter {
             replicas: AtomicU32::new(1),
             commands,
             counters: StoreCounters::default(),
+            exchange: Arc::default(),
+            seed,
         });
         (RedisLimiter(Arc::clone(&inner)), SyncTask::new(inner, heard))
     }
@@ -256,6 +263,23 @@ impl RedisLimiter {
         let unspent = |tenant: &Arc<SharedTenant>| tenant.state.lock().tenant_leases.unspent();
         let unspent = self.0.tenants.iter().map(|tenant| unspent(&tenant)).fold(0, u64::saturating_add);
         self.0.counters.read(unspent)
+    }
+
+    /// This gateway's part in what the gateways tell each other; `None` if the settings say so.
+    #[must_use]
+    pub fn exchange(&self) -> Option<GatewayExchange> {
+        let inner = &self.0;
+        let counters = Arc::clone(&inner.exchange);
+        let (settings, gateway) = (inner.settings.clone(), Arc::clone(&inner.gateway));
+        // Not the name itself, because that is no secret.
+        let random = std::hash::BuildHasher::hash_one(&RandomState::new(), inner.seed);
+        inner.settings.share_queues.then(|| GatewayExchange::new(settings, inner.clock, gateway, random, counters))
+    }
+
+    /// Successful and failed calls of the exchange, and gateways heard of.
+    #[must_use]
+    pub fn exchanged(&self) -> (u64, u64, u64) {
+        self.0.exchange.read()
     }
 
     /// Returns all leases and ends the task. Reservations that still run settle without effect, so call it when

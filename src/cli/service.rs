@@ -149,6 +149,7 @@ impl Service {
         tasks.spawn("history", gateway.recorder.clone().keep_history());
         tasks.spawn("lists of models", tell_of_models(clock, gateway.clone()));
         tasks.spawn("books", gateway.clone().run_limit_sync());
+        tasks.spawn("exchange", gateway.clone().run_exchange());
         if let Some(state) = state.clone() {
             tasks.spawn("slo state", state.keep_saved(gateway.recorder.clone(), clock));
         }

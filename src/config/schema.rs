@@ -613,6 +613,10 @@ block! {
         may timeout: Located<Duration>,
         /// Prefix of its keys. Gateways with the same prefix in the same database share their limits. Default: goodput.
         may key_prefix: Located<String>,
+        /// Whether gateways tell each other through it what they have at the engines and in their queues, so that several
+        /// keep one order ([shared-limits.md](shared-limits.md#one-order-over-several-gateways)). `false` if gateways share
+        /// limits but have different engines of the same names. Default: true.
+        may share_queues: Located<bool>,
     }
 
     /// An API key.

@@ -496,13 +496,14 @@ fn a_store_of_limits_is_read_with_its_secrets() {
     let plain = redis(good(&store("{url: \"redis://store:6380/2\"}")));
     assert_eq!(plain, Redis::at(RedisAddress::read("redis://store:6380/2").unwrap()));
     let full = redis(good(&store(
-        "{url: \"rediss://gateway@store\", password_file: engine.key, on_failure: closed, timeout: 20ms, key_prefix: eu}",
+        "{url: \"rediss://gateway@store\", password_file: engine.key, on_failure: closed, timeout: 20ms, key_prefix: eu, share_queues: false}",
     )));
     let expected = Redis {
         address: RedisAddress::read("rediss://gateway:sk-engine@store").unwrap(),
         on_failure: OnFailure::Closed,
         timeout: Duration::from_millis(20),
         key_prefix: "eu".into(),
+        share_queues: false,
     };
     assert_eq!(full, expected);
     assert!(!format!("{full:?}").contains("sk-engine"));

@@ -56,6 +56,7 @@ mod client_wait;
 pub(crate) mod completion;
 mod early_head;
 mod engine_effects;
+mod exchange;
 mod local_reply;
 mod loop_guard;
 mod manual_drain;

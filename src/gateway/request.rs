@@ -185,7 +185,7 @@ impl GatewayState {
             arrival: arrived.arrival,
             read: arrived.read,
             prompt_hashes: live.prompt_hashes,
-            block_key: self.block_key,
+            block_key: **self.block_key.load(),
             is_coded: arrived.head.has_coding(),
         }
     }

@@ -77,8 +77,8 @@ pub struct GatewayState {
     /// Memory held by request bodies.
     pub bodies: Arc<BodyMemory>,
     /// The key of the hashes of prompts' blocks: of this process alone, or of the journal.
-    pub(super) block_key: BlockKey,
-    /// Queues for seats.
+    pub(super) block_key: ArcSwap<BlockKey>,
+    /// Where requests wait for a seat.
     pub pool_queues: PoolQueues,
     /// Overload levels.
     pub levels: OverloadBoard,
@@ -118,7 +118,7 @@ impl Gateway {
             limiter,
             sync_task: Mutex::new(sync_task),
             bodies: Arc::default(),
-            block_key,
+            block_key: ArcSwap::from_pointee(block_key),
             pool_queues,
             levels: OverloadBoard::default(),
         }));
@@ -182,6 +182,7 @@ impl Gateway {
     pub fn report_store(&self) {
         let RateLimiter::Shared(store) = &self.limiter else { return };
         let numbers = store.numbers();
+        let (told, failed, gateways) = store.exchanged();
         let [lengths @ .., longer] = numbers.lengths;
         self.recorder.limits_store(StoreReport {
             up: numbers.up,
@@ -191,6 +192,8 @@ impl Gateway {
             given_up: numbers.given_up,
             requests: GrantSource::ALL.iter().map(|by| (by.as_str(), numbers.requests(*by))).collect(),
             unspent: numbers.unspent,
+            exchanges: vec![("told", told), ("failed", failed)],
+            gateways,
         });
     }
 

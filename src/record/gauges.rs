@@ -384,6 +384,13 @@ fn limits_store(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     if is_shared {
         family.encode_gauge(&(report.unspent as f64))?;
     }
+    let help = "Calls by which gateways tell each other of their queues through the store, by how they ended";
+    page.counters("goodput_limits_store_exchanges", help, "result", &report.exchanges)?;
+    let help = "Other gateways that this one hears of through the store";
+    let mut family = page.0.encode_descriptor("goodput_limits_store_gateways", help, None, MetricType::Gauge)?;
+    if is_shared {
+        family.encode_gauge(&(report.gateways as f64))?;
+    }
     Ok(())
 }
 

@@ -131,6 +131,10 @@ pub struct StoreReport {
     pub requests: Vec<(&'static str, u64)>,
     /// Tokens leased to this gateway and unused.
     pub unspent: u64,
+    /// Calls by which gateways tell each other of their queues, by result.
+    pub exchanges: Vec<(&'static str, u64)>,
+    /// Other gateways heard of in the last one.
+    pub gateways: u64,
 }
 
 /// Destinations of finished requests beside the metrics.

@@ -720,6 +720,8 @@ async fn the_page_is_the_golden_one() {
         given_up: 0,
         requests: vec![("lease", 40), ("store", 5)],
         unspent: 1200,
+        exchanges: vec![("told", 20), ("failed", 1)],
+        gateways: 2,
     });
     let verdict = crate::judge::judge(&answer(), &chat(), &JudgeContext::of(Dialect::Chat));
     recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });

@@ -13,6 +13,7 @@ use super::fleet::WorkEstimate;
 use super::health::{Health, HealthChange, ProbeResult};
 use super::latency::{Latency, LoadSnapshot, StepTime};
 use super::model_card::ModelCard;
+use super::other_gateways::{EngineShare, OtherRequests, Untold};
 use super::prefix::PrefixIndex;
 use super::retry::{Attempts, EngineEffect};
 use super::settings::{BreakerLimits, Concurrency, EngineAddress, SeatBounds};
@@ -75,6 +76,14 @@ pub(super) struct Engine {
     cache: KvCacheLimit,
     /// Work done since it joined.
     pub counters: EngineCounters,
+    /// Requests of other gateways, as those tell.
+    other_gateways: OtherRequests,
+    /// Prompts and answers that the other gateways have not been told of.
+    pub untold: Untold,
+    /// Sequences of gateways that are not heard of, by the engine's report.
+    unheard: f64,
+    /// This gateway's part of the computed prompts.
+    own_prompts: f64,
     /// Slowness relative to the pool's engines; 1 is normal.
     pub slowness: f64,
     /// Its last response that agreed with the model.
@@ -234,6 +243,8 @@ struct ReportedMetrics {
     until: Tick,
     /// This gateway's requests at that time.
     ours: f64,
+    /// Those of the gateways heard of.
+    theirs: f64,
 }
 
 /// Time constant of the busy time, seconds.
@@ -286,6 +297,10 @@ impl Engine {
             has_changed: false,
             cache: KvCacheLimit::default(),
             counters: EngineCounters::default(),
+            other_gateways: OtherRequests::default(),
+            untold: Untold::default(),
+            unheard: 0.0,
+            own_prompts: 0.0,
             slowness: 1.0,
             confirmed_at: Tick::ZERO,
             prompt_per_step: 0.0,
@@ -344,6 +359,7 @@ impl Engine {
     pub fn first_token(&mut self, prompt: Tokens, at: Tick) -> CounterReading {
         self.busy.first_token(prompt, at);
         self.lighten(WorkEstimate { prefill: prompt, decode: Tokens::ZERO });
+        self.own_prompts += prompt.0 as f64;
         self.counters.first_token(prompt, at)
     }
 
@@ -359,8 +375,43 @@ impl Engine {
     /// The conditions that a new request of this size meets.
     pub fn snapshot(&mut self, size: WorkEstimate, at: Tick) -> LoadSnapshot {
         self.backlog.pass(at);
-        let prefill = Tokens(self.backlog.tokens as u64);
-        LoadSnapshot { prompt: size.prefill, prefill, decode: self.outstanding.decode, batch: self.requests + 1 }
+        let prefill = Tokens((self.backlog.tokens + self.other_gateways.prefill) as u64);
+        let batch = self.requests + 1 + self.foreign() as u32;
+        LoadSnapshot { prompt: size.prefill, prefill, decode: self.outstanding.decode, batch }
+    }
+
+    /// Other gateways that tell of their requests here.
+    pub fn gateways_heard(&self) -> usize {
+        self.other_gateways.count()
+    }
+
+    /// Running requests of other gateways.
+    fn foreign(&self) -> f64 {
+        self.unheard + self.other_gateways.requests
+    }
+
+    /// What this gateway has here, for the others.
+    pub fn share_told(&mut self, at: Tick) -> EngineShare {
+        self.backlog.pass(at);
+        let (computed, answers) = self.untold.take();
+        EngineShare {
+            engine: self.id.clone(),
+            requests: self.requests,
+            decoding: self.counters.decoding,
+            prefill: self.backlog.tokens,
+            prompts: self.own_prompts,
+            computed,
+            answers,
+        }
+    }
+
+    /// Takes what another gateway has here.
+    pub fn heard(&mut self, gateway: u64, share: &EngineShare, until: Tick, at: Tick) {
+        self.counters.read(at);
+        self.other_gateways.expire(at);
+        let computed = self.other_gateways.heard(gateway, share, until);
+        self.counters.prompts += computed;
+        self.has_changed = true;
     }
 
     /// Most concurrent requests of this gateway; `None` means unlimited.
@@ -399,6 +450,12 @@ impl Engine {
             Concurrency::Unlimited => EngineLimit::NONE,
             Concurrency::Fixed(most) => {
                 let whole = ((f64::from(most.get()) * self.share(at)) as u32).max(1);
+                if self.other_gateways.is_known() {
+                    // At least one, so that no gateway is shut out by the others' counts.
+                    let ours = whole.saturating_sub(self.foreign() as u32).max(1);
+                    self.limit = EngineLimit { ours, whole: 0, lent: ours };
+                    return;
+                }
                 let share = whole.div_ceil(gateways.get());
                 let lent = self.unused_by_others(whole - share, at) / LENT_PART;
                 EngineLimit { ours: share + lent, whole, lent }
@@ -408,7 +465,7 @@ impl Engine {
                 let warm = f64::from(self.auto) * self.share(at);
                 let most = (warm as u32).min(cache).clamp(bounds.min.get(), bounds.max.get());
                 // Other gateways' sequences are part of its steps.
-                let ours = most.saturating_sub(self.counters.foreign as u32).max(bounds.min.get());
+                let ours = most.saturating_sub(self.foreign() as u32).max(bounds.min.get());
                 EngineLimit { ours, whole: ours, lent: 0 }
             }
         };
@@ -433,6 +490,7 @@ impl Engine {
     ) -> Option<(StepTime, f64)> {
         // Requests that end without an answer are not counted out at their moment.
         self.counters.read(at);
+        self.has_changed |= self.other_gateways.expire(at);
         let step = learned.step_time().or_else(|| common.step_time());
         let speed = learned.prefill_speed().or_else(|| common.prefill_speed());
         (self.confirmed_at, self.prompt_per_step) = (learned.confirmed_at(), learned.prompt_per_step());
@@ -491,15 +549,20 @@ impl Engine {
     pub fn load(&mut self, typical: f64, at: Tick) -> u64 {
         let report = self.fresh_report(at).unwrap_or_default();
         let waiting = report.waiting.unwrap_or(0.0);
-        let ours = self.report.map_or(0.0, |reported| reported.ours);
+        let known = self.other_gateways.is_known();
+        let told = |reported: ReportedMetrics| reported.ours + if known { reported.theirs } else { 0.0 };
+        let ours = self.report.map_or(0.0, told);
         let foreign = (waiting + report.running.unwrap_or(0.0) - ours).max(0.0);
         let pressure = ((report.kv_usage.unwrap_or(0.0) - KV_PRESSURE) / (1.0 - KV_PRESSURE)).clamp(0.0, 1.0);
         let queued = waiting.min(foreign);
         self.counters.read(at);
         // Its limit follows with the next key.
-        self.has_changed |= foreign - queued != self.counters.foreign;
-        self.counters.foreign = foreign - queued;
-        self.others = PER_REQUEST * foreign + typical * queued;
+        self.unheard = foreign - queued;
+        let running = self.unheard + self.other_gateways.decoding;
+        self.has_changed |= running != self.counters.foreign;
+        self.counters.foreign = running;
+        self.others =
+            PER_REQUEST * (foreign + self.other_gateways.requests) + typical * queued + self.other_gateways.prefill;
         self.factor = (1.0 + pressure) / self.share(at);
         self.load_again()
     }
@@ -565,7 +628,12 @@ impl Engine {
     pub fn reported(&mut self, report: EngineMetrics, until: Tick) {
         let (usage, running) = (report.kv_usage.unwrap_or(0.0), report.running.unwrap_or(0.0));
         self.cache.reported(usage, running, report.waiting.unwrap_or(0.0));
-        self.report = Some(ReportedMetrics { report, until, ours: f64::from(self.requests) });
+        self.report = Some(ReportedMetrics {
+            report,
+            until,
+            ours: f64::from(self.requests),
+            theirs: self.other_gateways.requests,
+        });
     }
 
     pub fn checked(&mut self, checked: ProbeResult, at: Tick) -> Option<HealthChange> {

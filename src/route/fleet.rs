@@ -31,6 +31,7 @@ use super::engine::{CounterReading, Engine, EngineMetrics};
 use super::health::{HealthChange, ProbeResult};
 use super::latency::{DecodeSteps, Latency, LatencySample, LoadSnapshot, Prediction, SloTargets};
 use super::model_card::ModelCard;
+use super::other_gateways::EngineShare;
 use super::pool::{FleetShared, Pool};
 use super::retry::{AttemptOutcome, Attempts, EngineEffect, Injection, RetryDecision};
 use super::settings::{EngineAddress, PoolSettings};
@@ -284,6 +285,19 @@ impl Fleet {
     #[must_use]
     pub fn update_pace(&self, pool: &PoolId, at: Tick) -> Option<PrefillPace> {
         self.live_pool(pool)?.inner.lock().update_pace(at)
+    }
+
+    /// What this gateway has at the engines of a pool, for the other gateways before them.
+    #[must_use]
+    pub fn shares(&self, pool: &PoolId, at: Tick) -> Vec<EngineShare> {
+        self.live_pool(pool).map_or_else(Vec::new, |live_pool| live_pool.inner.lock().shares(at))
+    }
+
+    /// Takes what another gateway has at the engines of a pool; it counts until then.
+    pub fn heard(&self, pool: &PoolId, gateway: u64, shares: &[EngineShare], until: Tick, at: Tick) {
+        if let Some(live_pool) = self.live_pool(pool) {
+            live_pool.inner.lock().heard(gateway, shares, until, at);
+        }
     }
 
     /// Compares engines of pools without a queue as well. To be called periodically.
@@ -611,7 +625,6 @@ impl WorkGuard {
         if queues {
             inner.note_outcome(sample, &self.targets, self.whole, self.spent, at);
         }
-        drop(inner);
         let further = self.pace_of(sample, at).zip(self.first.zip(ran)).map(|(tpot, ((began, first), last))| {
             let elapsed = at.since(began).as_secs_f64();
             let steps = DecodeSteps {
@@ -622,6 +635,8 @@ impl WorkGuard {
             };
             (steps, tpot)
         });
+        inner.note_answer(self.place, &self.snapshot, sample.ttft, further);
+        drop(inner);
         let times = (!self.prefix.blocks.is_empty()).then(|| {
             let latency = self.latency.lock();
             let miss = LoadSnapshot { prompt: self.prefix.prompt, ..self.snapshot };

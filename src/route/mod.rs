@@ -16,6 +16,7 @@ mod health;
 mod latency;
 mod model_card;
 mod model_listing;
+mod other_gateways;
 mod pool;
 mod prefix;
 pub mod probe;
@@ -38,6 +39,7 @@ pub use latency::{
 };
 pub use model_card::ModelCard;
 pub use model_listing::EngineList;
+pub use other_gateways::{ComputedPrompt, EngineShare, SeenAnswer};
 pub use pool::Pool;
 pub use prefix::{MOST_ENTRIES, PrefixIndex, USUAL_ROOM};
 pub use retry_budget::RetryBudget;

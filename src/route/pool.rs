@@ -15,8 +15,12 @@ use super::concurrency::{self, OutputLengths, PoolTargets, StepBudgets};
 use super::engine::{CounterReading, Engine, EngineMetrics};
 use super::fleet::{PickRequest, REMEMBERED, WorkEstimate};
 use super::health::{HealthChange, ProbeResult};
-use super::latency::{AGREES, Latency, LatencySample, Prediction, SloTargets, StepTime, TypicalRequest, answer_weight};
+use super::latency::{
+    AGREES, DecodeSteps, Latency, LatencySample, LoadSnapshot, Prediction, SloTargets, StepTime, TypicalRequest,
+    answer_weight,
+};
 use super::model_listing::{EngineList, ModelListing};
+use super::other_gateways::{EngineShare, SeenAnswer};
 use super::retry::{Attempts, EngineEffect, RemainingEngines};
 use super::settings::{Balance, Concurrency, EngineAddress, EngineSource, PoolSettings};
 use super::status::{DrainError, EngineState, EngineView, PoolView};
@@ -72,6 +76,8 @@ pub(super) struct PoolInner {
     seats: u64,
     /// Seats lent by other gateways.
     lent: u64,
+    /// Whether other gateways are told of this pool.
+    tells: bool,
     pub retired: Option<Tick>,
     pub engines: Vec<Option<Engine>>,
     pub places: HashMap<EngineId, usize, ahash::RandomState>,
@@ -155,6 +161,7 @@ impl Pool {
                 holders: HashMap::default(),
                 seats: 0,
                 lent: 0,
+                tells: false,
                 retired: None,
                 engines: Vec::new(),
                 places: HashMap::default(),
@@ -466,9 +473,9 @@ impl PoolInner {
             Concurrency::Fixed(_) => u64::from(self.shared.gateways().get()),
             Concurrency::Auto => 1,
         };
-        let (seats, lent) = match self.seats {
-            0 => (self.seats_past_breakers(at), 0),
-            seats => (seats, self.lent),
+        let (seats, lent) = match (self.seats, self.lent) {
+            (0, 0) => (self.seats_past_breakers(at), 0),
+            seats => seats,
         };
         Some(usize::try_from((seats / gateways + lent).max(1)).unwrap_or(usize::MAX))
     }
@@ -608,6 +615,15 @@ impl PoolInner {
 
     /// Records that an engine has computed a prompt.
     pub fn note_prefix(&mut self, place: usize, blocks: &[u64], rest: Tokens, at: Tick) {
+        if self.tells
+            && let Some(engine) = self.engines[place].as_mut()
+        {
+            engine.untold.note(blocks, rest);
+        }
+        self.hold_prefix(place, blocks, rest, at);
+    }
+
+    fn hold_prefix(&mut self, place: usize, blocks: &[u64], rest: Tokens, at: Tick) {
         let Some(engine) = self.engines[place].as_mut() else { return };
         engine.prefixes.note(blocks, at);
         engine.prefixes.note_other(rest, at);
@@ -678,8 +694,12 @@ impl PoolInner {
         at: Tick,
     ) {
         let attainment = self.targets.attainment;
+        // Each gateway sees its part of the responses, and the mean of the paces applies: each response stands for
+        // one of each gateway, so that several follow outcomes as quickly as one.
+        let gateways = 1 + self.engines_here().map(|engine| engine.gateways_heard()).max().unwrap_or(0);
         if let (Some(limit), Some(took)) = (targets.tpot, sample.tpot) {
-            self.step_budgets.note(limit, took <= limit, attainment, answer_weight(sample.further), at);
+            let weight = answer_weight(sample.further);
+            (0..gateways).for_each(|_| self.step_budgets.note(limit, took <= limit, attainment, weight, at));
         }
         let Some((limit, took)) = whole.zip(sample.e2e) else { return };
         self.lengths.note(limit, sample.further);
@@ -689,7 +709,8 @@ impl PoolInner {
             && spent * 4 <= limit
             && sample.further <= length
         {
-            self.step_budgets.note_whole(limit, length, spent + took <= limit, attainment, at);
+            let kept = spent + took <= limit;
+            (0..gateways).for_each(|_| self.step_budgets.note_whole(limit, length, kept, attainment, at));
         }
     }
 
@@ -795,6 +816,64 @@ impl PoolInner {
         self.wake(at);
         self.wakes.push(Reverse((until, place)));
         self.refresh_key(place, at);
+    }
+
+    /// What this gateway has at the engines, for the others.
+    pub fn shares(&mut self, at: Tick) -> Vec<EngineShare> {
+        self.tells = true;
+        self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none()).map(|it| it.share_told(at)).collect()
+    }
+
+    /// Takes what another gateway has at the engines.
+    pub fn heard(&mut self, gateway: u64, shares: &[EngineShare], until: Tick, at: Tick) {
+        self.wake(at);
+        for share in shares {
+            let Some(&place) = self.places.get(&share.engine) else { continue };
+            if let Some(engine) = self.engines[place].as_mut() {
+                engine.heard(gateway, share, until, at);
+                self.refresh_key(place, at);
+            }
+            self.learn_from_others(place, &share.answers, at);
+            for prompt in &share.computed {
+                self.hold_prefix(place, &prompt.blocks, prompt.rest, at);
+            }
+        }
+    }
+
+    /// Keeps an answer for the other gateways, so that each learns from all.
+    pub fn note_answer(
+        &mut self,
+        place: usize,
+        snapshot: &LoadSnapshot,
+        ttft: Option<Duration>,
+        further: Option<(DecodeSteps, Duration)>,
+    ) {
+        if self.tells
+            && (ttft.is_some() || further.is_some())
+            && let Some(engine) = self.engines[place].as_mut()
+        {
+            engine.untold.note_answer(SeenAnswer { snapshot: *snapshot, ttft, further });
+        }
+    }
+
+    /// Learns from answers that other gateways had.
+    fn learn_from_others(&mut self, place: usize, answers: &[SeenAnswer], at: Tick) {
+        let Some(engine) = self.engines[place].as_ref() else { return };
+        let mut latency = engine.latency.lock();
+        for answer in answers {
+            let learn = |latency: &mut Latency| {
+                if let Some(ttft) = answer.ttft {
+                    latency.first_token(&answer.snapshot, ttft);
+                }
+                if let Some((steps, each)) = &answer.further {
+                    latency.further_tokens(steps, *each, at);
+                }
+            };
+            learn(&mut latency);
+            if !latency.is_known() {
+                learn(&mut self.common);
+            }
+        }
     }
 
     /// Engines that can take requests, cooling ones included.

@@ -22,3 +22,35 @@ pub struct PrefillPace {
     /// The same bound while the bucket is empty.
     pub least: f64,
 }
+
+impl PrefillPace {
+    /// The sum, value by value.
+    #[must_use]
+    pub fn plus(&self, other: &PrefillPace) -> PrefillPace {
+        self.with(other, |own, other| own + other)
+    }
+
+    /// All values multiplied by this.
+    #[must_use]
+    pub fn times(&self, factor: f64) -> PrefillPace {
+        self.with(self, |own, _| own * factor)
+    }
+
+    /// Whether it can be a pace: no value is negative or no number, and only rates are infinite.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let rates = [self.per_second, self.spare].iter().all(|rate| *rate >= 0.0);
+        rates && [self.burst, self.behind, self.most, self.least].iter().all(|size| size.is_finite() && *size >= 0.0)
+    }
+
+    fn with(&self, other: &PrefillPace, of: impl Fn(f64, f64) -> f64) -> PrefillPace {
+        PrefillPace {
+            per_second: of(self.per_second, other.per_second),
+            spare: of(self.spare, other.spare),
+            burst: of(self.burst, other.burst),
+            behind: of(self.behind, other.behind),
+            most: of(self.most, other.most),
+            least: of(self.least, other.least),
+        }
+    }
+}

@@ -12,6 +12,7 @@ mod deploy;
 mod exits;
 mod fleet_budgets;
 mod gateway;
+mod gateway_exchange;
 mod journal;
 mod load_tools;
 mod memory;

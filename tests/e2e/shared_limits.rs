@@ -472,7 +472,7 @@ fn a_store_behind_a_password_wants_it_and_no_log_shows_it(kind: Kind) {
 }
 
 /// The line of the documentation that makes a user.
-fn documented_user() -> String {
+pub fn documented_user() -> String {
     let page =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/shared-limits.md")).expect("it is there");
     page.lines().find(|line| line.starts_with("ACL SETUSER ")).expect("the page makes a user").to_owned()

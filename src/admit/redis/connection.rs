@@ -7,6 +7,7 @@ use redis::{
     AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind,
 };
 
+use super::exchange::{EXCHANGE_SCRIPT, ExchangeCall, Heard, HeardRecord, LONGEST_RECORD};
 use super::lua_call::{LuaCall, LuaReply, SCRIPT};
 use super::settings::Redis;
 
@@ -16,6 +17,12 @@ const CONNECTING: Duration = Duration::from_secs(1);
 /// A connection. Clones share it, and calls are concurrent.
 #[derive(Clone)]
 pub struct RedisConnection(Backend);
+
+impl std::fmt::Debug for RedisConnection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RedisConnection")
+    }
+}
 
 #[derive(Clone)]
 enum Backend {
@@ -80,6 +87,53 @@ impl RedisConnection {
         let numbers = Vec::<i64>::from_redis_value(value).map_err(|_| CallError::Nonsense("no numbers".to_owned()))?;
         call.read(&numbers).ok_or_else(|| CallError::Nonsense("numbers that cannot be".to_owned()))
     }
+
+    /// Tells the other gateways, and hears them.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub(super) async fn exchange(&self, call: &ExchangeCall) -> Result<Heard, CallError> {
+        let connection = match &self.0 {
+            Backend::Server { connection, .. } => connection,
+            #[cfg(test)]
+            Backend::Fake(_) => return Ok(Heard::default()),
+        };
+        let hash = Script::new(EXCHANGE_SCRIPT).get_hash().to_owned();
+        let mut answered = run_exchange(connection, "EVALSHA", &hash, call).await;
+        if answered.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
+            answered = run_exchange(connection, "EVAL", EXCHANGE_SCRIPT, call).await;
+        }
+        let value = answered.map_err(failure)?;
+        let parts = Vec::<Vec<u8>>::from_redis_value(value).map_err(|_| CallError::Nonsense("no list".to_owned()))?;
+        heard(parts).ok_or_else(|| CallError::Nonsense("records that cannot be".to_owned()))
+    }
+}
+
+/// Reads what the script returns. A record of an unknown form is left out.
+fn heard(parts: Vec<Vec<u8>>) -> Option<Heard> {
+    let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().map(ToOwned::to_owned);
+    let mut parts = parts.into_iter();
+    let common = text(&parts.next()?)?.parse().ok()?;
+    let mut records = Vec::new();
+    while let (Some(name), Some(age), Some(record)) = (parts.next(), parts.next(), parts.next()) {
+        let gateway = text(&name).and_then(|name| u64::from_str_radix(&name, 16).ok());
+        let age = text(&age)?.parse().ok().map(std::time::Duration::from_micros)?;
+        if let (Some(gateway), Some(record)) = (gateway, text(&record).filter(|text| text.len() <= LONGEST_RECORD)) {
+            records.push(HeardRecord { gateway, age, record });
+        }
+    }
+    Some(Heard { common, records })
+}
+
+async fn run_exchange(
+    connection: &MultiplexedConnection,
+    command: &str,
+    script: &str,
+    call: &ExchangeCall,
+) -> RedisResult<redis::Value> {
+    let mut all = redis::cmd(command);
+    all.arg(script).arg(1).arg(&*call.key).arg(&*call.gateway).arg(&call.record).arg(call.life).arg(call.random);
+    all.query_async(&mut connection.clone()).await
 }
 
 async fn run(

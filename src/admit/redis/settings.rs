@@ -27,6 +27,8 @@ pub struct Redis {
     pub timeout: Duration,
     /// Prefix of every key: gateways with the same prefix share their limits.
     pub key_prefix: String,
+    /// Whether gateways tell each other through it what they have at the engines and in their queues.
+    pub share_queues: bool,
 }
 
 impl Redis {
@@ -38,7 +40,13 @@ impl Redis {
     /// A store at this address with defaults.
     #[must_use]
     pub fn at(address: RedisAddress) -> Self {
-        Redis { address, on_failure: OnFailure::Open, timeout: Self::TIMEOUT, key_prefix: Self::KEY_PREFIX.into() }
+        Redis {
+            address,
+            on_failure: OnFailure::Open,
+            timeout: Self::TIMEOUT,
+            key_prefix: Self::KEY_PREFIX.into(),
+            share_queues: true,
+        }
     }
 }
 

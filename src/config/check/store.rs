@@ -54,6 +54,7 @@ impl Checker<'_> {
         };
         let on_failure = raw.on_failure.as_ref().map_or_else(Default::default, |word| word.value.0);
         let key_prefix = raw.key_prefix.as_ref().map_or(defaults.1, |at| at.value.clone());
-        Some(Redis { address, on_failure, timeout, key_prefix })
+        let share_queues = raw.share_queues.as_ref().is_none_or(|at| at.value);
+        Some(Redis { address, on_failure, timeout, key_prefix, share_queues })
     }
 }

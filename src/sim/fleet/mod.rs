@@ -28,4 +28,4 @@ pub use mix::{Arrival, Flood, Machine, Mix, MixClass, MixFlow, PromptLength, Rec
 pub use peers::{Peer, PickRule, grade};
 pub use policy::{GatewayScheduling, Policy};
 pub use report::{EngineTotals, FlowScore, RequestReport, RunReport, StateSample};
-pub use simulation::{Incident, ReplayEnd, RunSpan, Scenario, capacity, replay, run, run_in};
+pub use simulation::{GatewayLink, Incident, ReplayEnd, RunSpan, Scenario, capacity, replay, run, run_in};

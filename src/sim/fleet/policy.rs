@@ -13,15 +13,17 @@ use super::peers::{Peer, PeerBalancer};
 use crate::admit::limit::settings::Limits;
 use crate::admit::limit::{LocalLimiter, LocalReservation, Output, Used, Wanted};
 use crate::admit::overload_control::{ActiveActions, OverloadLevel};
-use crate::admit::queue::{self, ClassQueue, Deadline, Decisions, LimitState, QueueRequest, Scheduler, Ticket};
+use crate::admit::queue::{
+    self, ClassQueue, Deadline, Decisions, LimitState, QueueReport, QueueRequest, Scheduler, Ticket,
+};
 use crate::inspect::{PromptSize, Ratios};
 use crate::judge::Outcome;
 use crate::observe::Timeline;
 use crate::route::retry::{AttemptOutcome, Attempts, Injection, RetryDecision};
 use crate::route::settings::{Concurrency, EngineAddress, EngineSource, PoolSettings, Scheme};
 use crate::route::{
-    EngineMetrics, Fleet, LatencySample, PickRequest, PoolTargets, Prediction, ProbeResult, SloTargets, WorkEstimate,
-    WorkGuard,
+    EngineMetrics, EngineShare, Fleet, LatencySample, PickRequest, PoolTargets, Prediction, ProbeResult, SloTargets,
+    WorkEstimate, WorkGuard,
 };
 use crate::sim::engine::Gauges;
 use crate::types::{EngineId, PoolId, TenantId, Tick, Tokens};
@@ -151,6 +153,13 @@ pub(super) enum Frontend {
 pub(super) struct GatewayReplica {
     pub number: usize,
     pub of: NonZeroU32,
+}
+
+/// What one gateway tells the others of a pool.
+#[derive(Clone)]
+pub(super) struct GatewayNews {
+    queue: QueueReport,
+    engines: Vec<EngineShare>,
 }
 
 /// The pools, and the overload levels.
@@ -289,6 +298,28 @@ impl Frontend {
             let own = desk.fleet.seats(&desk.pool.id, at);
             (seats.zip(own).map(|(all, own)| all + own), waiting + desk.scheduler.waiting())
         })
+    }
+
+    /// What this gateway tells the others, by pool.
+    pub fn tells(&self, at: Tick) -> Vec<GatewayNews> {
+        let Frontend::Scheduled(pools) = self else { return Vec::new() };
+        std::iter::once(&pools.first).chain(&pools.overflow).map(|desk| desk.tells(at)).collect()
+    }
+
+    /// What another gateway told at `made`; it counts until then.
+    pub fn hears(
+        &mut self,
+        from: usize,
+        news: &[GatewayNews],
+        (made, until): (Tick, Tick),
+        at: Tick,
+        effects: &mut Effects,
+    ) {
+        if let Frontend::Scheduled(pools) = self {
+            for (desk, news) in pools.desks().zip(news) {
+                desk.hears(from as u64, news, (made, until), at, effects);
+            }
+        }
     }
 
     /// A waiting request's client left.
@@ -602,6 +633,16 @@ impl PoolScheduler {
             let decisions = self.scheduler.expire(at);
             self.follow(decisions, at, effects);
         }
+    }
+
+    fn tells(&self, at: Tick) -> GatewayNews {
+        GatewayNews { queue: self.scheduler.report(at), engines: self.fleet.shares(&self.pool.id, at) }
+    }
+
+    fn hears(&mut self, from: u64, news: &GatewayNews, (made, until): (Tick, Tick), at: Tick, effects: &mut Effects) {
+        self.fleet.heard(&self.pool.id, from, &news.engines, until, at);
+        let decisions = self.scheduler.heard(from, &news.queue, made, until, at);
+        self.follow(decisions, at, effects);
     }
 
     /// Health checks.

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::mix::{Arrival, Flood, Mix};
-use super::policy::{DispatchedRequest, Effects, EngineHold, Frontend, GatewayReplica, Policy};
+use super::policy::{DispatchedRequest, Effects, EngineHold, Frontend, GatewayNews, GatewayReplica, Policy};
 use super::report::{EngineTotals, RequestReport, RunReport, StateSample};
 use crate::admit::limit::Used;
 use crate::judge::{Excluded, JudgeContext, Missed, Outcome, Progress, judge, judge_left, judge_refused};
@@ -61,6 +61,8 @@ pub fn run_in(mix: &Mix, policy: &Policy, rate: f64, span: &RunSpan, scenario: &
 pub struct Scenario {
     /// Number of gateways that share the engines and get requests in turn.
     pub gateways: NonZeroU32,
+    /// How gateways hear of each other; `None`: only by what engines report.
+    pub exchange: Option<GatewayLink>,
     /// Whether clients wait without limit.
     pub patient: bool,
     /// Tenants that suddenly ask for more.
@@ -72,9 +74,28 @@ pub struct Scenario {
 impl Default for Scenario {
     /// One gateway, without events.
     fn default() -> Self {
-        Scenario { gateways: NonZeroU32::MIN, patient: false, floods: Vec::new(), events: Vec::new() }
+        Scenario { gateways: NonZeroU32::MIN, exchange: None, patient: false, floods: Vec::new(), events: Vec::new() }
     }
 }
+
+/// How gateways hear of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatewayLink {
+    /// Interval at which each one tells the others.
+    pub every: Duration,
+    /// How long what it tells is under way.
+    pub delay: Duration,
+}
+
+impl Default for GatewayLink {
+    /// As through a store: every 50 ms, 25 ms and half a millisecond under way.
+    fn default() -> Self {
+        GatewayLink { every: Duration::from_millis(50), delay: Duration::from_micros(25_500) }
+    }
+}
+
+/// Intervals for which what a gateway told counts.
+const EXCHANGE_COUNTS: u32 = 3;
 
 /// An event of an engine or gateway.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -318,6 +339,11 @@ struct Simulation<'a, A: Iterator<Item = Arrival>> {
     most_open: usize,
     ended: Tick,
     leaves: BinaryHeap<Reverse<(Tick, usize)>>,
+    exchange: Option<GatewayLink>,
+    /// When each gateway tells the others next.
+    tells_at: Vec<Tick>,
+    /// What is under way: when it arrives, from whom, and when it was told.
+    under_way: VecDeque<(Tick, usize, Tick, Vec<GatewayNews>)>,
     look_at: Tick,
     gains: Vec<TokenGain>,
     report: RunReport,
@@ -332,6 +358,8 @@ enum NextEvent {
     Return(usize),
     Step(usize),
     Wake(usize),
+    Tell(usize),
+    Hear,
     Leave,
     Arrive,
     Look,
@@ -383,6 +411,15 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
             most_open: 0,
             ended: Tick::ZERO,
             leaves: BinaryHeap::new(),
+            exchange: scenario.exchange.filter(|_| scenario.gateways.get() > 1),
+            // Each at another moment.
+            tells_at: (0..scenario.gateways.get())
+                .map(|number| {
+                    let every = scenario.exchange.map_or(Duration::ZERO, |exchange| exchange.every);
+                    Tick::ZERO + every * number / scenario.gateways.get()
+                })
+                .collect(),
+            under_way: VecDeque::new(),
             look_at: Tick::ZERO,
             gains: Vec::new(),
             report: RunReport::new(mix, span.measured),
@@ -411,6 +448,8 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
                     let gauges = |engine: usize| (!back_at.contains_key(&engine)).then(|| engines[engine].gauges());
                     frontends[number].wake(gauges, at, &mut effects);
                 }
+                NextEvent::Tell(number) => self.tell(number, at),
+                NextEvent::Hear => self.hear(at, &mut effects),
                 NextEvent::Leave => self.leave(at, &mut effects),
                 NextEvent::Arrive => self.arrive(at, &mut effects),
                 NextEvent::Look => self.look(at),
@@ -450,7 +489,34 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
         let returns = self.back_at.iter().map(|(number, at)| (*at, NextEvent::Return(*number)));
         let leave = self.leaves.peek().map(|Reverse((at, _))| (*at, NextEvent::Leave));
         let look = self.on_end.is_none().then_some((self.look_at, NextEvent::Look));
-        step.into_iter().chain(arrival).chain(wakes).chain(leave).chain(look).chain(befall).chain(returns).min()
+        let tells = self.tells_at.iter().enumerate().filter(|_| self.exchange.is_some());
+        let tells = tells.map(|(number, at)| (*at, NextEvent::Tell(number)));
+        let hears = self.under_way.front().map(|(at, ..)| (*at, NextEvent::Hear));
+        let exchange = tells.chain(hears);
+        step.into_iter()
+            .chain(arrival)
+            .chain(exchange)
+            .chain(wakes)
+            .chain(leave)
+            .chain(look)
+            .chain(befall)
+            .chain(returns)
+            .min()
+    }
+
+    fn tell(&mut self, number: usize, at: Tick) {
+        let Some(exchange) = self.exchange else { return };
+        self.tells_at[number] = at + exchange.every;
+        self.under_way.push_back((at + exchange.delay, number, at, self.frontends[number].tells(at)));
+    }
+
+    fn hear(&mut self, at: Tick, effects: &mut Effects) {
+        let Some((_, from, made, news)) = self.under_way.pop_front() else { return };
+        let Some(exchange) = self.exchange else { return };
+        let until = made + exchange.every * EXCHANGE_COUNTS;
+        for number in (0..self.frontends.len()).filter(|number| *number != from) {
+            self.frontends[number].hears(from, &news, (made, until), at, effects);
+        }
     }
 
     fn arrive(&mut self, at: Tick, effects: &mut Effects) {

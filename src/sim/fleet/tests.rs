@@ -137,6 +137,7 @@ fn whatever_befalls_every_request_ends_once_and_the_same_seed_tells_the_same_sto
     let span = RunSpan { warm_up: seconds(5), measured: seconds(20), after: seconds(5) };
     let flood = Flood { tenant: "web".to_owned(), times: 3.0, from: seconds(12) };
     let scenario = Scenario {
+        exchange: None,
         gateways: NonZeroU32::new(2).unwrap(),
         patient: false,
         floods: vec![flood.clone()],
@@ -304,5 +305,27 @@ fn prompts_that_begin_alike_in_a_trace_are_cached_by_the_engine_and_known_to_the
         };
         assert!(hits(true) > 0.7 && hits(false) == 0.0, "{block}: {} {}", hits(true), hits(false));
         assert_eq!(arrival(1, true).beginning().len(), 16, "one for every 128 tokens");
+    }
+}
+
+/// Of traffic of which little can be sacrificed, beyond capacity, where a common order is worth most.
+#[test]
+fn gateways_that_hear_of_each_other_keep_what_one_keeps() {
+    let mix = Mix::mono();
+    let seconds = Duration::from_secs;
+    let span = RunSpan { warm_up: seconds(60), measured: seconds(100), after: seconds(20) };
+    let auto = Policy::Scheduled(GatewayScheduling {
+        seats: crate::route::settings::Concurrency::Auto,
+        ..GatewayScheduling::published()
+    });
+    let kept = |gateways: u32, exchange| {
+        let gateways = NonZeroU32::new(gateways).unwrap();
+        let scenario = Scenario { gateways, exchange, ..Scenario::default() };
+        run_in(&mix, &auto, 1.2 * mix.load_of_one.unwrap(), &span, &scenario).goodput()
+    };
+    let one = kept(1, None);
+    for (gateways, least) in [(2, 0.95), (4, 0.9)] {
+        let together = kept(gateways, Some(GatewayLink::default()));
+        assert!(together >= least * one, "{gateways}: {together} {one}");
     }
 }

@@ -1,0 +1,178 @@
+//! What gateways tell each other through the store: one call, several times a second, beside the requests.
+//!
+//! The content is the caller's. A store that fails is left alone for a while, as by the limits; what was heard
+//! before loses its worth by itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::breaker::StoreBreaker;
+use super::connection::{CallError, RedisConnection};
+use super::settings::Redis;
+use crate::clock::Clock;
+
+/// Version of the key and of the records in it.
+const LAYOUT: &str = "1";
+/// Records that are older are removed.
+const LIFE: Duration = Duration::from_secs(2);
+/// Longest record that is sent or taken.
+pub const LONGEST_RECORD: usize = 256 * 1024;
+
+/// The script of a call.
+pub(super) const EXCHANGE_SCRIPT: &str = include_str!("exchange.lua");
+
+/// One call.
+#[derive(Clone, Debug)]
+pub(super) struct ExchangeCall {
+    /// The hash.
+    pub key: Arc<str>,
+    /// This gateway.
+    pub gateway: Arc<str>,
+    /// What it tells.
+    pub record: String,
+    /// Microseconds after which records are removed.
+    pub life: u64,
+    /// The common random number, if there is none yet.
+    pub random: u64,
+}
+
+/// Its result.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// A random number that all gateways of the store share.
+    pub common: u64,
+    /// What the others told.
+    pub records: Vec<HeardRecord>,
+}
+
+/// What another gateway told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeardRecord {
+    /// Its number.
+    pub gateway: u64,
+    /// How long ago, by the store's clock.
+    pub age: Duration,
+    /// What.
+    pub record: String,
+}
+
+/// Counts of calls.
+#[derive(Debug, Default)]
+pub struct ExchangeCounters {
+    told: AtomicU64,
+    failed: AtomicU64,
+    gateways: AtomicU64,
+}
+
+impl ExchangeCounters {
+    /// Successful calls, failed calls, and other gateways heard of in the last one.
+    #[must_use]
+    pub fn read(&self) -> (u64, u64, u64) {
+        let [told, failed, gateways] =
+            [&self.told, &self.failed, &self.gateways].map(|count| count.load(Ordering::Relaxed));
+        (told, failed, gateways)
+    }
+}
+
+/// This gateway's part in the exchange.
+#[derive(Debug)]
+pub struct GatewayExchange {
+    clock: Clock,
+    settings: Redis,
+    gateway: Arc<str>,
+    key: Arc<str>,
+    random: u64,
+    connection: Option<RedisConnection>,
+    breaker: StoreBreaker,
+    counters: Arc<ExchangeCounters>,
+    /// Last logged failure.
+    logged: Option<String>,
+}
+
+impl GatewayExchange {
+    pub(super) fn new(
+        settings: Redis,
+        clock: Clock,
+        gateway: Arc<str>,
+        random: u64,
+        counters: Arc<ExchangeCounters>,
+    ) -> Self {
+        GatewayExchange {
+            key: format!("{}:gateways:{LAYOUT}", settings.key_prefix).into(),
+            breaker: StoreBreaker::new(clock.now()),
+            clock,
+            settings,
+            gateway,
+            random,
+            connection: None,
+            counters,
+            logged: None,
+        }
+    }
+
+    /// Tells the others, and hears them. `None` while the store is away.
+    pub async fn exchange(&mut self, record: String) -> Option<Heard> {
+        let began = self.clock.now();
+        if let Some(trial) = self.breaker.trial_at() {
+            if trial > began {
+                return None;
+            }
+            self.breaker.trial_begins();
+        }
+        let record = if record.len() > LONGEST_RECORD { String::new() } else { record };
+        let result = self.call(record).await;
+        let at = self.clock.now();
+        if self.breaker.is_closed() {
+            let _opened = self.breaker.call_ended(result.is_ok(), at);
+        } else {
+            self.breaker.trial_ended(result.is_ok(), at);
+        }
+        match result {
+            Ok(heard) => {
+                self.counters.told.fetch_add(1, Ordering::Relaxed);
+                self.counters.gateways.store(heard.records.len() as u64, Ordering::Relaxed);
+                self.logged = None;
+                Some(heard)
+            }
+            Err(failure) => {
+                self.failed(&failure);
+                None
+            }
+        }
+    }
+
+    async fn call(&mut self, record: String) -> Result<Heard, CallError> {
+        let connection = match &self.connection {
+            Some(connection) => connection.clone(),
+            None => self.connection.insert(RedisConnection::open(&self.settings).await?).clone(),
+        };
+        let call = ExchangeCall {
+            key: Arc::clone(&self.key),
+            gateway: Arc::clone(&self.gateway),
+            record,
+            life: LIFE.as_micros() as u64,
+            random: self.random,
+        };
+        let until = self.clock.now() + self.settings.timeout;
+        tokio::select! {
+            biased;
+            result = connection.exchange(&call) => result,
+            () = self.clock.sleep_until(Some(until)) => Err(CallError::Timeout),
+        }
+    }
+
+    fn failed(&mut self, failure: &CallError) {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        self.counters.gateways.store(0, Ordering::Relaxed);
+        // A refused command leaves the connection as it is.
+        if !matches!(failure, CallError::Error(_) | CallError::Nonsense(_)) {
+            self.connection = None;
+        }
+        let why = failure.to_string();
+        if self.logged.as_ref() != Some(&why) {
+            tracing::warn!(store = %self.settings.address, why, "gateways do not hear of each other");
+            self.logged = Some(why);
+        }
+    }
+}
