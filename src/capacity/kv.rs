@@ -292,7 +292,7 @@ mod tests {
         assert!(error("[1]").contains("not a JSON object"));
         assert!(error("{").contains("not a JSON object"));
         assert_eq!(error("{}"), "num_hidden_layers is missing; give kv_bytes_per_token");
-        assert!(error(r#"{"num_hidden_layers": 2}"#).contains("no head_dim or hidden_size"));
+        assert!(error(r#"{"num_hidden_layers": 2}"#).contains("head_dim or hidden_size is missing"));
         assert!(error(r#"{"num_hidden_layers": 2, "head_dim": 64}"#).contains("no num_key_value_heads"));
         assert!(error(r#"{"num_hidden_layers": 2, "hidden_size": 64}"#).contains("no num_attention_heads"));
         assert!(error(r#"{"num_hidden_layers": 0}"#).contains("num_hidden_layers is 0"));

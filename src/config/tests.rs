@@ -1061,7 +1061,7 @@ fn each_kind_of_problem() {
         ),
         (
             limits("{models: {gpt: {tokens_per_minute: 5}}}") + "models: {aliases: {gpt: llama}}\n",
-            "13:35: tenants[0].limits.models.gpt: \"gpt\" is an alias of \"llama\"; limits count the name behind",
+            "13:35: tenants[0].limits.models.gpt: \"gpt\" is an alias of \"llama\"; limits count the aliased name",
         ),
         (
             tenants(&key("").replace("keys:", "when_over_limit: drop, keys:")),

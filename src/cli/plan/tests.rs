@@ -232,7 +232,7 @@ fn a_file_that_cannot_be_read_is_named() {
     assert!(told[0].contains("odd.yaml") && told[0].contains("peek"), "{told:?}");
     let model = files.with("config.json", "{}");
     let told = problems(&format!("{EXAMPLE} --model {}", model.display()));
-    assert!(told[0].starts_with("model: there is no num_hidden_layers"), "{told:?}");
+    assert!(told[0].starts_with("model: num_hidden_layers is missing"), "{told:?}");
     let sweep = files.with("summary.json", r#"{"goodput": null, "reason": "noise"}"#);
     let told = problems(&format!("{} --sweep {}", EXAMPLE.replace("--goodput 8", ""), sweep.display()));
     assert!(told[0].contains("summary.json") && told[0].ends_with("noise"), "{told:?}");

@@ -348,7 +348,7 @@ mod tests {
         let with = |more: &[&'static str]| told(&[&PROMISE[..], more].concat());
         assert!(told(&[]).contains("no objectives"));
         assert!(told(&["--ttft", "1"]).contains("--input is missing"));
-        assert!(told(&["--preset", "mlperf/llama3"]).contains("there are mlperf/llama2-70b,"));
+        assert!(told(&["--preset", "mlperf/llama3"]).contains("presets are mlperf/llama2-70b,"));
         assert!(with(&["--cache", "warm"]).contains("--hit-share"));
         assert!(with(&["--hit-share", "0.5"]).contains("--cache warm"));
         assert!(with(&["--max-seconds", "20"]).contains("leaves no room"));
@@ -385,6 +385,6 @@ mod tests {
         assert!(told(&["-c", file]).contains("give --class"));
         assert!(told(&["-c", file, "--class", "nobody"]).contains("does not exist"));
         let twice = ["-c", file, "--class", voice.id.as_str(), "--class", voice.id.as_str()];
-        assert!(told(&twice).contains("twice"));
+        assert!(told(&twice).contains("is repeated"));
     }
 }
