@@ -354,7 +354,7 @@ mod tests {
         assert!(with(&["--max-seconds", "20"]).contains("leaves no room"));
         assert!(with(&["--min-rate", "9", "--max-rate", "3"]).contains("is above"));
         assert!(with(&["--path", "/v1/audio/speech"]).contains("unsupported path"));
-        assert!(with(&["--extra-body", "[]"]).contains("no JSON object"));
+        assert!(with(&["--extra-body", "[]"]).contains("not a JSON object"));
         assert!(with(&["--header", "x"]).contains("NAME: VALUE"));
         assert!(with(&["--correlation", "2"]).contains("--correlation"));
         assert!(with(&["--api-key-file", "/nowhere"]).contains("--api-key-file"));
