@@ -1,7 +1,5 @@
 //! What gateways tell each other through a real Redis.
 
-use std::time::Duration;
-
 use goodput::admit::redis::RedisLimiter;
 use goodput::admit::redis::exchange::{GatewayExchange, Heard, LONGEST_RECORD};
 use goodput::admit::redis::settings::{OnFailure, Redis, RedisAddress};
@@ -79,7 +77,7 @@ fn a_store_that_is_away_is_left_alone_and_heard_again(kind: Kind) {
                 if let Some(heard) = first.exchange("a".to_owned()).await {
                     break heard;
                 }
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                tokio::task::yield_now().await;
             };
             assert!(again.records.is_empty(), "it lost what it knew");
         });
