@@ -111,7 +111,7 @@ fn two_gateways_with_one_file_say_so() {
             let page = get(&gateway.admin, "/metrics").ok()?;
             (sum_where(&page, "goodput_slo_state_saves_total", "conflict") >= 2.0).then_some(())
         });
-        assert!(gateway.running.output().contains("each gateway needs one of its own"));
+        assert!(gateway.running.output().contains("give each gateway a file of its own"));
     }
     gateways.into_iter().for_each(leave);
     assert_eq!(loaded(&Gateway::start(&setup), "restored"), 1.0);
