@@ -93,6 +93,12 @@ impl Keyring {
         Keyring { owners: Some(keys.into_iter().collect()) }
     }
 
+    /// Whether requests need a key.
+    #[must_use]
+    pub fn requires_key(&self) -> bool {
+        self.owners.is_some()
+    }
+
     /// Finds the tenant of a request by its `Authorization: Bearer` or `x-api-key` header.
     ///
     /// The same key in several headers counts once. Schemes other than `Bearer` carry no key.

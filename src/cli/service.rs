@@ -118,12 +118,11 @@ impl Service {
     /// Exposure of each port.
     #[must_use]
     pub fn openings(&self) -> Vec<PortExposure> {
-        let has_tenants = self.gateway.live.load().settings.tenants.iter().next().is_some();
         let clients = PortExposure {
             port: "clients",
             address: self.address(),
             is_tls: self.listener.is_tls(),
-            asks: has_tenants,
+            asks: self.gateway.live.load().settings.keyring.requires_key(),
         };
         let admin = self.admin.as_ref().map(|(listener, access)| PortExposure {
             port: "admin",
@@ -575,6 +574,7 @@ impl AdminView for ServiceView {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{self, ProcessEnvironment};
 
     #[test]
     fn a_port_states_its_exposure_and_credentials() {
@@ -589,6 +589,18 @@ mod tests {
             let opening = PortExposure { port, address: address.parse().unwrap(), is_tls: false, asks };
             let said = (opening.open_to(), opening.asks_for(), opening.is_careless());
             assert_eq!(said, (open_to, asks_for, is_careless), "{port} {address}");
+        }
+    }
+
+    #[tokio::test]
+    async fn clients_need_an_api_key_if_the_settings_name_tenants() {
+        let minimal = include_str!("../../config/minimal.yaml");
+        let pool = format!("{minimal}listen: {{address: \"127.0.0.1:0\"}}\nadmin: off\n");
+        let keys = format!("tenants: [{{tenant: acme, keys: [{{blake3: \"{}\"}}]}}]\n", "0a".repeat(32));
+        for (tenants, asks_for) in [("", "nothing"), (keys.as_str(), "an API key")] {
+            let settings = config::load(&format!("{pool}{tenants}"), &ProcessEnvironment::default());
+            let service = Service::bind(settings.unwrap(), None, Clock::start()).await.unwrap();
+            assert_eq!(service.openings()[0].asks_for(), asks_for, "{tenants}");
         }
     }
 
