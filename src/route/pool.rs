@@ -696,7 +696,8 @@ impl PoolInner {
         let attainment = self.targets.attainment;
         // Each gateway sees its part of the responses, and the mean of the paces applies: each response stands for
         // one of each gateway, so that several follow outcomes as quickly as one.
-        let gateways = 1 + self.engines_here().map(|engine| engine.gateways_heard()).max().unwrap_or(0);
+        let heard = || self.engines_here().map(Engine::gateways_heard).max().unwrap_or(0);
+        let gateways = 1 + if self.tells { heard() } else { 0 };
         if let (Some(limit), Some(took)) = (targets.tpot, sample.tpot) {
             let weight = answer_weight(sample.further);
             (0..gateways).for_each(|_| self.step_budgets.note(limit, took <= limit, attainment, weight, at));
