@@ -109,19 +109,25 @@ fn a_real_llama_cpp_server_behind_the_gateway() {
     });
 }
 
+/// A gateway that has served 30 chats, so that series of every kind have values.
+fn that_has_served(engine: &Running) -> Gateway {
+    let chat = "workload_assumption: {input_tokens: {p50: 5, p95: 9}, output_tokens: {p50: 4, p95: 8}}";
+    let gateway = Gateway::start(&Setup { engines: &[engine], chat, ..Setup::default() });
+    let ask = r#"{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":4,"stream":true}"#;
+    for _ in 0..30 {
+        let answer = post(&gateway.running.url, "/v1/chat/completions", "", ask);
+        assert!(answer.is_ok_and(|answer| answer.contains("[DONE]")));
+    }
+    gateway
+}
+
 /// Replay of C113: the page of a gateway that has served, series of every kind among them.
 #[test]
 fn c113_promtool_finds_nothing_wrong_with_the_metrics() {
     with_parts("promtool", || {
         let promtool = find("prometheus", "install it: apt-get install prometheus")?.with_file_name("promtool");
         let engine = Running::engine(&["--speed", "20"]);
-        let chat = "workload_assumption: {input_tokens: {p50: 5, p95: 9}, output_tokens: {p50: 4, p95: 8}}";
-        let gateway = Gateway::start(&Setup { engines: &[&engine], chat, ..Setup::default() });
-        let ask = r#"{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":4,"stream":true}"#;
-        for _ in 0..30 {
-            let answer = post(&gateway.running.url, "/v1/chat/completions", "", ask);
-            assert!(answer.is_ok_and(|answer| answer.contains("[DONE]")));
-        }
+        let gateway = that_has_served(&engine);
         let page = gateway.adds_up();
         assert!(page.contains("goodput_workload_drift{"), "{page}");
         let page = page.split_once("\r\n\r\n").map_or(page.as_str(), |(_, page)| page);
@@ -139,13 +145,7 @@ fn c113_no_label_is_pushed_aside_by_those_that_a_scrape_attaches() {
     with_parts("prometheus", || {
         let binary = find("prometheus", "install it: apt-get install prometheus")?;
         let engine = Running::engine(&["--speed", "20"]);
-        let chat = "workload_assumption: {input_tokens: {p50: 5, p95: 9}, output_tokens: {p50: 4, p95: 8}}";
-        let gateway = Gateway::start(&Setup { engines: &[&engine], chat, ..Setup::default() });
-        let ask = r#"{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":4,"stream":true}"#;
-        for _ in 0..30 {
-            let answer = post(&gateway.running.url, "/v1/chat/completions", "", ask);
-            assert!(answer.is_ok_and(|answer| answer.contains("[DONE]")));
-        }
+        let gateway = that_has_served(&engine);
         let attached = ["namespace", "pod", "container", "service", "node", "endpoint", "cluster"];
         let labels: Vec<String> = attached.iter().map(|label| format!("{label}: x")).collect();
         let prometheus = Prometheus::labelled(&binary, &gateway.admin, &labels.join(", "));
