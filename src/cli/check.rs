@@ -180,15 +180,8 @@ fn lines(all: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        check: CheckArgs,
-    }
+    use crate::cli::command_line::parse;
 
     const BODY: &str = r#"{"model":"gpt-4o","stream":true,"messages":[{"role":"user","content":"CANARY4"}]}"#;
 
@@ -219,7 +212,7 @@ mod tests {
         let place = |name: &str| desk.path().join(name).display().to_string();
         let mut line = vec!["check".to_owned(), "-c".to_owned(), place("g.yaml")];
         line.extend(more.iter().map(|word| if word.ends_with(".json") { place(word) } else { (*word).to_owned() }));
-        let check = Line::try_parse_from(line).unwrap().check;
+        let check: CheckArgs = parse(line).unwrap();
         let outcome = check.outcome();
         outcome.map(|(text, good)| (text.replace(&format!("{}/", desk.path().display()), ""), good))
     }
@@ -251,7 +244,7 @@ mod tests {
     fn a_file_that_cannot_be_read_is_an_error() {
         let desk = desk(&settings());
         let told = |path: &str| {
-            let check = Line::try_parse_from(["check", "-c", path]).unwrap().check;
+            let check: CheckArgs = parse(["check", "-c", path]).unwrap();
             check.outcome().unwrap_err().to_string()
         };
         assert_eq!(told("/nowhere/g.yaml"), "/nowhere/g.yaml: there is no such file; give the path of a settings file");

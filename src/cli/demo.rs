@@ -145,19 +145,12 @@ What it counts (http://{admin}/ is a page for browsers):
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        demo: Demo,
-    }
+    use crate::cli::command_line::parse;
 
     #[test]
     fn a_rate_beyond_one_machine_is_rejected() {
-        let rate = |rate: &str| Line::try_parse_from(["demo", &format!("--rate={rate}")]);
+        let rate = |rate: &str| parse::<Demo>(["demo", &format!("--rate={rate}")]);
         for good in ["0.1", "22", "1000"] {
             assert!(rate(good).is_ok(), "{good}");
         }

@@ -142,19 +142,12 @@ impl EngineArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        engine: EngineArgs,
-    }
+    use crate::cli::command_line::parse;
 
     /// Returns the error of a command line; empty if it is valid.
     fn told(flags: &[&str]) -> String {
-        let line = Line::try_parse_from([&["engine"], flags].concat()).and_then(|line| line.engine.is_sound());
+        let line = parse([&["engine"], flags].concat()).and_then(|engine: EngineArgs| engine.is_sound());
         line.err().map(|error| error.to_string()).unwrap_or_default()
     }
 

@@ -102,20 +102,14 @@ impl HealthArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        health: HealthArgs,
-    }
+    use crate::cli::command_line::parse;
 
     fn to(url: &str) -> HealthArgs {
-        Line::try_parse_from(["health", "--url", url]).unwrap().health
+        parse(["health", "--url", url]).unwrap()
     }
 
     async fn answered(answer: &'static [u8]) -> anyhow::Result<StatusCode> {
@@ -158,15 +152,15 @@ mod tests {
             let file = folder.path().join("goodput.yaml");
             let yaml = include_str!("../../config/minimal.yaml");
             std::fs::write(&file, format!("{yaml}\n{more}\n")).unwrap();
-            let line = Line::try_parse_from(["health", "-c", file.to_str().unwrap()]).unwrap();
-            line.health.target().map(|url| url.to_string()).map_err(|error| error.to_string())
+            let health: HealthArgs = parse(["health", "-c", file.to_str().unwrap()]).unwrap();
+            health.target().map(|url| url.to_string()).map_err(|error| error.to_string())
         };
         assert_eq!(target("").unwrap(), "http://127.0.0.1:9090/readyz");
         assert_eq!(target("admin: {address: \"0.0.0.0:9191\"}").unwrap(), "http://127.0.0.1:9191/readyz");
         assert_eq!(target("admin: off").unwrap(), "http://127.0.0.1:8080/health");
         assert!(target("admin: {address: \"127.0.0.1:0\"}").unwrap_err().contains("give the URL"));
         assert!(target("admni: off").unwrap_err().contains("admni"), "problems of the file are told");
-        let both = Line::try_parse_from(["health", "-c", "a.yaml", "--url", "http://127.0.0.1:1/"]);
+        let both = parse::<HealthArgs>(["health", "-c", "a.yaml", "--url", "http://127.0.0.1:1/"]);
         assert!(both.is_err_and(|error| error.to_string().contains("cannot be used with")));
     }
 }

@@ -6,6 +6,8 @@
 mod admin_port;
 pub mod check;
 mod class_status;
+#[cfg(test)]
+mod command_line;
 pub mod dashboard;
 pub mod demo;
 mod descriptors;

@@ -194,15 +194,8 @@ fn in_words(promise: &Objectives) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        rules: RulesArgs,
-    }
+    use crate::cli::command_line::parse;
 
     const SETTINGS: &str = "\
 slo_classes:
@@ -216,7 +209,7 @@ routes: [{model: m, class: [chat, agent], pools: [main]}, {model: '*', pools: [s
 
     fn rules(more: &[&str]) -> RulesArgs {
         let line = ["rules", "-c", "g.yaml"].into_iter().chain(more.iter().copied());
-        Line::try_parse_from(line).unwrap_or_else(|error| panic!("{error}")).rules
+        parse(line).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn settings(text: &str) -> Settings {
@@ -275,7 +268,7 @@ routes: [{model: m, class: [chat, agent], pools: [main]}, {model: '*', pools: [s
     fn options_that_exclude_each_other_are_a_wrong_command_line() {
         for wrong in [&["--unit-tests", "--explain"][..], &["--unit-tests", "--faster", "2"], &["--rule-file", "x"]] {
             let line = ["rules", "-c", "g.yaml"].into_iter().chain(wrong.iter().copied());
-            assert!(Line::try_parse_from(line).is_err(), "{wrong:?}");
+            assert!(parse::<RulesArgs>(line).is_err(), "{wrong:?}");
         }
     }
 }

@@ -325,11 +325,10 @@ fn tenants(status: &GatewayStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
     use crate::admin::status::{EngineHourStatus, TenantStatus};
     use crate::admin::{BurnRate, ClassStanding, Degradation};
+    use crate::cli::command_line::parse;
 
     fn class(name: &str, attainment: f64) -> ClassStatus {
         ClassStatus {
@@ -441,12 +440,6 @@ mod tests {
         assert_eq!((judged_per_second(&history[..1]), judged_per_second(&[])), (0.0, 0.0));
     }
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        top: TopArgs,
-    }
-
     #[test]
     fn the_address_comes_from_the_command_line_or_a_settings_file() {
         let folder = tempfile::tempdir().unwrap();
@@ -455,7 +448,7 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             path.to_str().unwrap().to_owned()
         };
-        let port = |line: &[&str]| Line::try_parse_from([&["top"], line].concat()).unwrap().top.port();
+        let port = |line: &[&str]| parse::<TopArgs>([&["top"], line].concat()).unwrap().port();
         let (token, empty) = (file("token", "secret\n"), file("empty", "\n"));
         assert!(port(&["--token-file", &token]).is_ok());
         assert!(port(&["--token-file", &empty]).unwrap_err().to_string().contains("is empty"));
@@ -465,7 +458,7 @@ mod tests {
         assert!(format!("{of_file:?}").contains("127.0.0.1:9090") && !format!("{of_file:?}").contains("secret"));
         let off = file("off.yaml", &format!("{yaml}\nadmin: off\n"));
         assert!(port(&["-c", &off]).unwrap_err().to_string().contains("admin: off"));
-        assert!(Line::try_parse_from(["top", "--every", "0"]).is_err());
-        assert!(Line::try_parse_from(["top", "-c", "a", "--admin", "http://b"]).is_err());
+        assert!(parse::<TopArgs>(["top", "--every", "0"]).is_err());
+        assert!(parse::<TopArgs>(["top", "-c", "a", "--admin", "http://b"]).is_err());
     }
 }

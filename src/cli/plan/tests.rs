@@ -2,19 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::Parser;
-
 use super::*;
 use crate::capacity::FleetVerdict;
-
-#[derive(Debug, Parser)]
-struct Line {
-    #[command(flatten)]
-    plan: PlanArgs,
-}
+use crate::cli::command_line;
 
 fn args(flags: &str) -> PlanArgs {
-    Line::try_parse_from(std::iter::once("plan").chain(flags.split_whitespace())).unwrap().plan
+    command_line::parse(std::iter::once("plan").chain(flags.split_whitespace())).unwrap()
 }
 
 /// The worked example of docs/capacity.md.
@@ -71,7 +64,7 @@ fn the_file_in_the_document_can_be_read_and_its_keys_have_their_rows() {
     let example = document.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
     let raw: RawPlan = serde_yaml::from_str(example).unwrap();
     assert_eq!(raw.classes.len(), 2);
-    let help = <Line as clap::CommandFactory>::command().render_long_help().to_string();
+    let help = command_line::long_help::<PlanArgs>();
     for key in [
         "headroom",
         "spare",

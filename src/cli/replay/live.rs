@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use super::NotReplayed;
 use super::classes::ReplayedClasses;
 use super::options::ReplayArgs;
 use super::processes::EngineProcesses;
 use super::records::RecordLines;
 use super::source::{FeedState, TraceSource};
+use crate::cli::load_runtime::NotStarted;
 use crate::cli::service_probe::{explained, only_model};
 use crate::cli::signals::ShutdownSignals;
 use crate::clock::Clock;
@@ -51,12 +51,12 @@ pub async fn replay_live(
     classes: &ReplayedClasses,
     score: &mut ReplayScore,
     lines: &mut RecordLines,
-) -> Result<LiveEnd, NotReplayed> {
+) -> Result<LiveEnd, NotStarted> {
     let clock = Clock::start();
-    let target = args.endpoint.target(url).map_err(NotReplayed::Usage)?;
-    let sent = classes.sent(args.class_header.as_deref()).map_err(NotReplayed::Usage)?;
-    let mut workload = workload(args, &sent).map_err(NotReplayed::Usage)?;
-    let mut processes = EngineProcesses::start(args).map_err(NotReplayed::Usage)?;
+    let target = args.endpoint.target(url).map_err(NotStarted::Usage)?;
+    let sent = classes.sent(args.class_header.as_deref()).map_err(NotStarted::Usage)?;
+    let mut workload = workload(args, &sent).map_err(NotStarted::Usage)?;
+    let mut processes = EngineProcesses::start(args).map_err(NotStarted::Usage)?;
     let seed = u64::try_from(clock.wall().as_nanos() & u128::from(u64::MAX)).unwrap_or_default();
     let control = RunControl::new();
     let told = control.clone();
@@ -66,11 +66,11 @@ pub async fn replay_live(
     });
     let ready = prepare(clock, &target, &mut workload, seed, !processes.is_empty());
     tokio::select! {
-        ready = ready => ready.map_err(NotReplayed::Start)?,
-        () = control.aborted() => return Err(NotReplayed::Start(anyhow::anyhow!("interrupted before it began"))),
+        ready = ready => ready.map_err(NotStarted::Start)?,
+        () = control.aborted() => return Err(NotStarted::Start(anyhow::anyhow!("interrupted before it began"))),
     }
     let feed = source.feed(classes, args.endpoint.max_context.map(|tokens| tokens as u64));
-    let feed = feed.map_err(NotReplayed::Usage)?;
+    let feed = feed.map_err(NotStarted::Usage)?;
     let state = feed.state();
     let mut requests = ReplayRequests::new(&workload, seed);
     let plan = feed.map(|(request, class)| requests.request(&request, class));

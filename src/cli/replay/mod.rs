@@ -24,18 +24,10 @@ use self::classes::ReplayedClasses;
 use self::records::RecordLines;
 use self::simulate::SimulatedFleet;
 use self::source::{FeedState, TraceSource};
-use super::load_runtime::load_runtime;
+use super::load_runtime::{NotStarted, load_runtime};
 use super::print;
 use crate::load::replay::{REPLAY_FORMAT, ReplayResult, ReplayScore, ReplayTarget, ReplayTraceSummary};
 use crate::sim::fleet::Machine;
-
-/// Why nothing was replayed.
-enum NotReplayed {
-    /// The command line or a file: exit code 2.
-    Usage(anyhow::Error),
-    /// The service or the system: exit code 3.
-    Start(anyhow::Error),
-}
 
 /// Result of a replay, for every kind of target.
 struct Replayed {
@@ -51,20 +43,13 @@ impl ReplayArgs {
         super::descriptors::raise_limit();
         match self.replay() {
             Ok((text, code)) => print::last(text.trim_end(), ExitCode::from(code)),
-            Err(NotReplayed::Usage(error)) => {
-                eprintln!("goodput replay: {error:#}");
-                ExitCode::from(2)
-            }
-            Err(NotReplayed::Start(error)) => {
-                eprintln!("goodput replay: {error:#}");
-                ExitCode::from(3)
-            }
+            Err(error) => error.report("replay"),
         }
     }
 
     /// Returns the output and the exit code.
-    fn replay(&self) -> Result<(String, u8), NotReplayed> {
-        let usage = NotReplayed::Usage;
+    fn replay(&self) -> Result<(String, u8), NotStarted> {
+        let usage = NotStarted::Usage;
         self.check().map_err(usage)?;
         let fitted = match &self.calibrate {
             Some(sweep) => Some(calibration::calibrate(sweep, self.engine_out.as_deref()).map_err(usage)?),
@@ -93,8 +78,8 @@ impl ReplayArgs {
         Ok((text, code))
     }
 
-    fn replayed(&self, trace: &Path, machine: Option<&Machine>) -> Result<ReplayResult, NotReplayed> {
-        let usage = NotReplayed::Usage;
+    fn replayed(&self, trace: &Path, machine: Option<&Machine>) -> Result<ReplayResult, NotStarted> {
+        let usage = NotStarted::Usage;
         let source = TraceSource::find(self, trace).map_err(usage)?;
         let classes = ReplayedClasses::of(self).map_err(usage)?;
         let mut score = ReplayScore::new(classes.scored(), self.loss(), self.recovery_window);
@@ -150,8 +135,8 @@ impl ReplayArgs {
         classes: &ReplayedClasses,
         score: &mut ReplayScore,
         lines: &mut RecordLines,
-    ) -> Result<Replayed, NotReplayed> {
-        let runtime = load_runtime().map_err(|error| NotReplayed::Start(anyhow::anyhow!("no runtime: {error}")))?;
+    ) -> Result<Replayed, NotStarted> {
+        let runtime = load_runtime().map_err(|error| NotStarted::Start(anyhow::anyhow!("no runtime: {error}")))?;
         let end = runtime.block_on(live::replay_live(self, url, source, classes, score, lines))?;
         Ok(Replayed { target: end.target, feed: end.feed, ended_by: end.ended_by })
     }

@@ -3,16 +3,10 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use clap::Parser;
 use serde_json::Value;
 
 use super::*;
-
-#[derive(Debug, Parser)]
-struct Line {
-    #[command(flatten)]
-    replay: ReplayArgs,
-}
+use crate::cli::command_line::parse;
 
 /// A folder with traces and settings.
 struct Desk(tempfile::TempDir);
@@ -33,27 +27,27 @@ impl Desk {
     }
 
     /// The result of a line in which `@name` is a file of the test's folder.
-    fn replay(&self, line: &str) -> Result<(String, u8), NotReplayed> {
+    fn replay(&self, line: &str) -> Result<(String, u8), NotStarted> {
         let words = line.split_whitespace().map(|word| match word.strip_prefix('@') {
             Some(name) => self.path(name).display().to_string(),
             None => word.to_owned(),
         });
-        let line = Line::try_parse_from(std::iter::once("replay".to_owned()).chain(words));
-        line.map_err(|error| NotReplayed::Usage(anyhow::anyhow!("{error}")))?.replay.replay()
+        let args = parse::<ReplayArgs>(std::iter::once("replay".to_owned()).chain(words));
+        args.map_err(|error| NotStarted::Usage(anyhow::anyhow!("{error}")))?.replay()
     }
 
     fn json(&self, line: &str) -> (Value, u8) {
         match self.replay(&format!("{line} --json")) {
             Ok((text, code)) => (serde_json::from_str(&text).unwrap(), code),
-            Err(NotReplayed::Usage(error) | NotReplayed::Start(error)) => panic!("{line}: {error:#}"),
+            Err(NotStarted::Usage(error) | NotStarted::Start(error)) => panic!("{line}: {error:#}"),
         }
     }
 
     /// The words of a line that replays nothing.
     fn refused(&self, line: &str) -> String {
         match self.replay(line) {
-            Err(NotReplayed::Usage(error)) => format!("{error:#}"),
-            Err(NotReplayed::Start(error)) => panic!("{line}: it did not begin: {error:#}"),
+            Err(NotStarted::Usage(error)) => format!("{error:#}"),
+            Err(NotStarted::Start(error)) => panic!("{line}: it did not begin: {error:#}"),
             Ok((text, _)) => panic!("{line}: {text}"),
         }
     }
@@ -254,7 +248,7 @@ fn a_compressed_trace_is_the_same_trace() {
     std::fs::write(desk.path("cut.gz"), &cut[..cut.len() / 2]).unwrap();
     let said = match desk.replay("@cut.gz --simulate --engines 1 --ttft 1") {
         Ok((text, code)) => format!("{code} {text}"),
-        Err(NotReplayed::Usage(error) | NotReplayed::Start(error)) => format!("2 {error:#}"),
+        Err(NotStarted::Usage(error) | NotStarted::Start(error)) => format!("2 {error:#}"),
     };
     assert!(said.starts_with('2') && said.contains("cannot be read"), "{said}");
 }

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 
 use self::files::SweepFiles;
 use self::show::SweepProgressLine;
-use super::load_runtime::load_runtime;
+use super::load_runtime::{NotStarted, load_runtime};
 use super::print;
 use super::service_probe::{explained, only_model};
 use super::signals::ShutdownSignals;
@@ -30,14 +30,6 @@ use crate::load::summary::{
 use crate::load::sweep::{CacheResult, GoodputStatus, RatePlan, SweepPlan, SweepProgress};
 use crate::load::workload::{RunSeeds, Workload};
 use crate::load::{LoadTarget, RunControl, RunLimits};
-
-/// Why a sweep did not start.
-enum NotBegun {
-    /// Invalid command line or file: exit code 2.
-    Usage(anyhow::Error),
-    /// The service or the system failed: exit code 3.
-    Start(anyhow::Error),
-}
 
 /// The inputs of a sweep.
 struct Sweep {
@@ -57,10 +49,7 @@ impl SweepArgs {
         super::descriptors::raise_limit();
         let runtime = match load_runtime() {
             Ok(runtime) => runtime,
-            Err(error) => {
-                eprintln!("goodput sweep: no runtime: {error}");
-                return ExitCode::from(3);
-            }
+            Err(error) => return NotStarted::Start(anyhow::anyhow!("no runtime: {error}")).report("sweep"),
         };
         let json = self.json;
         match runtime.block_on(self.sweep()) {
@@ -72,32 +61,25 @@ impl SweepArgs {
                 };
                 print::last(text.trim_end(), if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
             }
-            Err(NotBegun::Usage(error)) => {
-                eprintln!("goodput sweep: {error:#}");
-                ExitCode::from(2)
-            }
-            Err(NotBegun::Start(error)) => {
-                eprintln!("goodput sweep: {error:#}");
-                ExitCode::from(3)
-            }
+            Err(error) => error.report("sweep"),
         }
     }
 
     /// Returns the summary, and whether the result is positive.
-    async fn sweep(self) -> Result<(SweepSummary, bool), NotBegun> {
+    async fn sweep(self) -> Result<(SweepSummary, bool), NotStarted> {
         let clock = Clock::start();
         let sweep = Sweep::begin(self, clock).await?;
         let started = sweep.started.replace([':', '-'], "");
         let folder = sweep.args.out.clone().unwrap_or_else(|| PathBuf::from(format!("goodput-sweep-{started}")));
-        let files = SweepFiles::create(&folder).map_err(NotBegun::Usage)?;
-        sweep.measure(files).await.map_err(NotBegun::Start)
+        let files = SweepFiles::create(&folder).map_err(NotStarted::Usage)?;
+        sweep.measure(files).await.map_err(NotStarted::Start)
     }
 }
 
 impl Sweep {
     /// Parses the command line and probes the service.
-    async fn begin(args: SweepArgs, clock: Clock) -> Result<Self, NotBegun> {
-        let usage = NotBegun::Usage;
+    async fn begin(args: SweepArgs, clock: Clock) -> Result<Self, NotStarted> {
+        let usage = NotStarted::Usage;
         let target = args.target().map_err(usage)?;
         let mut workload = args.workload().map_err(usage)?;
         let caches = args.caches().map_err(usage)?;
@@ -106,12 +88,12 @@ impl Sweep {
         let line = SweepProgressLine::new(args.repetitions);
         let probe = ServiceProbe::new(clock, &target);
         if workload.model.is_empty() {
-            workload.model = only_model(&probe).await.map_err(NotBegun::Start)?;
+            workload.model = only_model(&probe).await.map_err(NotStarted::Start)?;
         }
         let wall = clock.wall();
         let nonce = u64::try_from(wall.as_nanos() & u128::from(u64::MAX)).unwrap_or_default();
         let seeds = RunSeeds { plan: args.seed, prompts: nonce };
-        let answer = probe.calibrate(&workload, nonce).await.map_err(|error| NotBegun::Start(explained(error)))?;
+        let answer = probe.calibrate(&workload, nonce).await.map_err(|error| NotStarted::Start(explained(error)))?;
         if workload.ignore_eos && !answer.takes_ignore_eos {
             line.say("the service refuses ignore_eos: answers end where the model ends them");
         }

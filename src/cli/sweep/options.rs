@@ -307,22 +307,15 @@ impl SweepArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
+    use crate::cli::command_line::parse;
     use crate::cli::service_options::WithoutSecrets;
     use crate::config::{self, ProcessEnvironment};
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        sweep: SweepArgs,
-    }
 
     const PROMISE: [&str; 8] = ["--ttft", "1.2", "--tpot", "0.05", "--input", "900:6000", "--output", "350:1500"];
 
     fn args(more: &[&str]) -> Result<SweepArgs, clap::Error> {
-        Line::try_parse_from([&["sweep", "http://engine:8000"], more].concat()).map(|line| line.sweep)
+        parse([&["sweep", "http://engine:8000"], more].concat())
     }
 
     /// Returns the error of a command line; empty if it is valid.
