@@ -24,8 +24,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tower::Service;
 
 use self::writer::WriteBuffer;
-use super::body::{BodyError, BodySender, BodySource, IncomingRequest};
-use super::connection::{BoxError, ConnDriver};
+use super::body::{BodyError, BodySender, BodySource, BoxError, IncomingRequest};
+use super::conn_driver::ConnDriver;
 use super::date::Dates;
 use super::read_fairness::{ReadFairness, ReadTicket};
 use super::service::{self, ConnService, TrackedBody};

@@ -27,11 +27,12 @@ use super::early_head_body::KEEPALIVE;
 use super::gateway_headers::GatewayHeaders;
 use super::headers;
 use super::limit_refusal;
+use super::relay_events::{RelayEnd, RelayEvents};
 use super::settings::Timeouts;
 use crate::clock::{Alarm, Alarms, Clock};
 use crate::http1::{Content, HeaderSink, Media};
 use crate::judge::ProgressCell;
-use crate::observe::{Ending, InBandError, Observer, PieceInfo, ResponseFormat, Timeline, TimeoutKind};
+use crate::observe::{Ending, InBandError, Observer, PieceInfo, ResponseFormat, TimeoutKind};
 use crate::reject::Rejection;
 use crate::rewrite::EventGate;
 use crate::route::EngineSignals;
@@ -57,17 +58,6 @@ enum StreamStart {
     Over,
 }
 
-/// The end of a relay.
-pub struct RelayEnd {
-    /// The observed response.
-    pub timeline: Timeline,
-    /// The rejection, if an engine awaited behind an early head gave no
-    /// stream.
-    pub refusal: Option<Rejection>,
-    /// Whether the request was still waiting for a connection to the engine.
-    pub never_sent: bool,
-}
-
 /// The head of an engine's response.
 pub struct UpstreamHead {
     /// As received.
@@ -83,17 +73,6 @@ impl UpstreamHead {
         let content = Content::of(&parts.headers);
         UpstreamHead { parts, content }
     }
-}
-
-/// Receives the events of a relay, and owns the resources of the request: its record and its share of an
-/// engine's work.
-pub trait RelayEvents: Send {
-    /// The first token came.
-    fn first_token(&mut self, at: Tick);
-    /// The rejection to send instead of this code, if the engine rejected a key that is not the client's.
-    fn refused_key(&self, code: u16) -> Option<Rejection>;
-    /// The relay has ended: called exactly once.
-    fn end(self: Box<Self>, ended: RelayEnd);
 }
 
 /// Parameters of a relay besides the observer and the engine's body.
