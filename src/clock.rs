@@ -55,7 +55,10 @@ impl Clock {
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the one room that may read the time")]
     pub fn wall(&self) -> Duration {
-        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+        match self.system_origin.and_then(|_| system_wall()) {
+            Some(wall) => wall,
+            None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+        }
     }
 
     /// The runtime's instant of a moment, to arm a timer.
@@ -89,8 +92,20 @@ fn system_nanos() -> Option<NonZeroU64> {
     NonZeroU64::new(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
+/// The system's time of day, as time since the Unix epoch.
+#[cfg(target_os = "linux")]
+fn system_wall() -> Option<Duration> {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    Some(Duration::new(u64::try_from(now.tv_sec).ok()?, u32::try_from(now.tv_nsec).ok()?))
+}
+
 #[cfg(not(target_os = "linux"))]
 fn system_nanos() -> Option<NonZeroU64> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
+fn system_wall() -> Option<Duration> {
     None
 }
 

@@ -237,7 +237,8 @@ impl Attempt<'_> {
             let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
             return self.wait_behind_early_head(opening, &edits, deadlines, work.take(), held, asked);
         }
-        match self.wait_for_head(&mut opening, work, held, (&mut watch, exit), deadlines, dispatched).await {
+        let watched = (&mut watch, &mut *exit);
+        match await_in_place!(self.wait_for_head(&mut opening, work, held, watched, deadlines, dispatched)) {
             HeadResult::Failed(failed) => {
                 if failed.why == ConnectErrorKind::Refused {
                     self.bound.live_pool.departs(&self.place.engine);

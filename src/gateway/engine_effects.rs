@@ -60,9 +60,10 @@ impl Completion {
             return;
         }
         let RequestSummary { learned, model, is_named, prompt, tenant, .. } = &self.context.request;
-        let Some(learned) = self.context.gateway.ratios.of_answer(learned, model.as_deref(), *is_named) else { return };
+        let known = learned;
+        let Some(learned) = self.context.gateway.ratios.of_answer(known, model.as_deref(), *is_named) else { return };
         if let Some(input) = input {
-            learned.prompt(tenant.as_str(), *prompt, input);
+            known.learn_prompt(&learned, tenant.as_str(), *prompt, input);
         }
         if let Some((events, output)) = events {
             learned.events(&self.place.engine, events, output);

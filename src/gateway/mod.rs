@@ -49,6 +49,15 @@
 //!   and the write-stall timer of HTTP/1.1, drop the future from outside and leave the reason in
 //!   `types::ClientState`, which the relay and `completion` read.
 
+/// Awaits a large future where it was built, because `.await` moves it first: some 100 instructions for one of a
+/// kilobyte.
+macro_rules! await_in_place {
+    ($future:expr) => {{
+        let future = std::pin::pin!($future);
+        future.await
+    }};
+}
+
 mod admission;
 mod attempt;
 mod charge;
@@ -235,7 +244,7 @@ impl Gateway {
         let active = self.recorder.open(arrived.id.clone(), arrived.arrival, arrived.client.clone());
         let mut active = RequestGuard::new(active);
         active.begin_trace(&arrived.head.headers);
-        match self.serve(live, &mut active, arrived, body).await {
+        match await_in_place!(self.serve(live, &mut active, arrived, body)) {
             Ok(Served::Relayed(context, selected)) => context.relay(selected, active),
             Ok(Served::Own(mut response)) => {
                 GatewayHeaders::of(&arrived.id).add_to(response.headers_mut());
@@ -280,7 +289,7 @@ impl Gateway {
             return self.list_models(live, active, arrived, &who, endpoint).await;
         }
 
-        let body = self.read_body(live, arrived, endpoint, body).await?;
+        let body = await_in_place!(self.read_body(live, arrived, endpoint, body))?;
         active.uploaded(body.complete, body.client_wait);
         request::check_facts(&body.facts)?;
         let request = self.context(live, active, arrived, &who, endpoint, &body)?;
@@ -312,7 +321,7 @@ impl Gateway {
             progress_cell: active.progress_cell(),
         };
         let parts = Upstreams { clock: self.clock, alarms: &self.alarms, fleet: &self.fleet, lines: &self.lines };
-        let sent = send_with_retries(&upstream, &parts, &mut held, active).await;
+        let sent = await_in_place!(send_with_retries(&upstream, &parts, &mut held, active));
         let selected = sent.inspect_err(|rejection| held.refused(rejection))?;
         let summary = RequestSummary::of(request, active.admitted_at().unwrap_or(reserved_at), tagged);
         Ok(Served::Relayed(RelayContext::new(self, summary, held, body), selected))
@@ -334,7 +343,8 @@ impl Gateway {
             return Ok(BufferedBody::none(arrived.read));
         }
         let limits = self.body_limits(live, arrived);
-        request_body::read(body, &arrived.head.headers, endpoint, limits, &arrived.client, &self.clock).await
+        let headers = &arrived.head.headers;
+        await_in_place!(request_body::read(body, headers, endpoint, limits, &arrived.client, &self.clock))
     }
 
     /// The models that a tenant may use. Counted against its limits, at no tokens.

@@ -107,7 +107,7 @@ impl RequestContext<'_> {
 
     /// The input tokens that it is charged where the engine tells none.
     pub(super) fn charged_prompt(&self) -> Tokens {
-        let form_tokens = || self.learned.form_tokens(self.tenant.as_str(), self.facts().prompt.form_bytes);
+        let form_tokens = || self.learned.form_tokens(self.facts().prompt.form_bytes);
         if self.body.is_form { form_tokens() } else { self.prompt }
     }
 
@@ -185,7 +185,7 @@ impl GatewayState {
             arrival: arrived.arrival,
             read: arrived.read,
             prompt_hashes: live.prompt_hashes,
-            block_key: **self.block_key.load(),
+            block_key: live.prompt_hashes.blocks.then(|| **self.block_key.load()),
             is_coded: arrived.head.has_coding(),
         }
     }
@@ -207,8 +207,8 @@ impl GatewayState {
             return Err(Rejection::AliasInForm);
         }
         let model = alias.or(named);
-        let learned = self.ratios.of(model);
-        let prompt = facts.prompt.tokens(learned.bytes_per_token(who.tenant.as_str()));
+        let learned = self.ratios.of(model, who.tenant.as_str());
+        let prompt = facts.prompt.tokens(learned.bytes_per_token());
         let classified = classify(live, who, &arrived.head, endpoint, body, model, prompt)?;
         let policy = live.promise(&classified.class);
         let objectives = objectives_of(policy, &arrived.head);

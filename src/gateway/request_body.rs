@@ -175,7 +175,7 @@ pub struct BodyLimits<'a> {
     /// The hashes of the prompt that something depends on.
     pub prompt_hashes: PromptHashes,
     /// The key of the hashes of its blocks.
-    pub block_key: BlockKey,
+    pub block_key: Option<BlockKey>,
     /// It wears a content coding.
     pub is_coded: bool,
 }
@@ -243,8 +243,8 @@ where
     let whole = body.size_hint().exact();
     let mut reading =
         BodyReader::begin(headers, terms.is_coded, endpoint, whole, terms.max_body, terms.prompt_hashes, share)?;
-    if let BodyFormat::Json(scanner) = &mut reading.reader {
-        scanner.has_key(terms.block_key);
+    if let (BodyFormat::Json(scanner), Some(key)) = (&mut reading.reader, terms.block_key) {
+        scanner.has_key(key);
     }
     let mut cx = Context::from_waker(Waker::noop());
     while let Poll::Ready(frame) = body.as_mut().poll_frame(&mut cx) {
@@ -504,7 +504,7 @@ mod tests {
             arrival: Tick::ZERO,
             read: Tick::ZERO,
             prompt_hashes: PromptHashes::NONE,
-            block_key: BlockKey::of(0),
+            block_key: None,
             is_coded: false,
         }
     }

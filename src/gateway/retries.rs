@@ -55,7 +55,7 @@ pub async fn send_with_retries(
             PoolEntry::Skipped => continue,
             PoolEntry::Over => break,
         }
-        match retries.try_pool(at, pass).await? {
+        match await_in_place!(retries.try_pool(at, pass))? {
             PoolResult::Selected(selected) => return Ok(selected),
             PoolResult::Left { may_spill: false } => break,
             PoolResult::Left { may_spill: true } if retries.now >= retries.until => break,
@@ -219,7 +219,7 @@ impl<'a> RetryLoop<'a> {
                 let may_spill = self.behind.is_none_or(|happened| may_leave_pool(happened, &self.attempts));
                 return Ok(PoolResult::Left { may_spill });
             };
-            match self.try_engine(bound, choice).await? {
+            match await_in_place!(self.try_engine(bound, choice))? {
                 EngineResult::Selected(selected) => return Ok(PoolResult::Selected(selected)),
                 EngineResult::Another => {}
                 EngineResult::LeavePool { may_spill } => return Ok(PoolResult::Left { may_spill }),
@@ -260,7 +260,7 @@ impl<'a> RetryLoop<'a> {
                 at: self.here,
                 trace: trace.as_deref(),
             };
-            let result = attempt.run(&mut work, self.held, &mut self.exit, self.deadlines, self.now).await;
+            let result = await_in_place!(attempt.run(&mut work, self.held, &mut self.exit, self.deadlines, self.now));
             let status = result.failed_status();
             let happened = match self.keep_result(bound, &place, result)? {
                 AttemptVerdict::Selected(selected) => return Ok(EngineResult::Selected(selected)),

@@ -53,14 +53,17 @@ pub struct Ratios {
     models: DashMap<Box<str>, Arc<Learned>, ahash::RandomState>,
 }
 
-/// The ratios of one model, looked up once per request.
+/// The ratios of one model for one tenant, looked up once per request.
 #[derive(Clone, Debug, Default)]
-pub struct ModelRatios(Option<Arc<Learned>>);
+pub struct ModelRatios {
+    learned: Option<Arc<Learned>>,
+    own: Option<Arc<Mutex<TenantRatios>>>,
+}
 
 /// The learned ratios of one model.
 #[derive(Debug, Default)]
 pub struct Learned {
-    tenants: Mutex<HashMap<Box<str>, TenantRatios, ahash::RandomState>>,
+    tenants: Mutex<HashMap<Box<str>, Arc<Mutex<TenantRatios>>, ahash::RandomState>>,
     /// Forms of all tenants.
     forms: Mutex<DecayedRatio>,
     events: Mutex<HashMap<EngineId, PerEvent, ahash::RandomState>>,
@@ -87,22 +90,24 @@ impl Ratios {
         Ratios::default()
     }
 
-    /// The ratios of the model that engines serve under this name.
+    /// The ratios of the model that engines serve under this name, for this tenant.
     #[must_use]
-    pub fn of(&self, model: Option<&str>) -> ModelRatios {
+    pub fn of(&self, model: Option<&str>, tenant: &str) -> ModelRatios {
         let name = model.unwrap_or_default();
         if name.len() > LONGEST_NAME {
-            return ModelRatios(None);
+            return ModelRatios::default();
         }
-        ModelRatios(self.models.get(name).map(|learned| Arc::clone(&learned)))
+        let learned = self.models.get(name).map(|learned| Arc::clone(&learned));
+        let own = learned.as_ref().and_then(|learned| learned.tenants.lock().get(tenant).cloned());
+        ModelRatios { learned, own }
     }
 
     /// The ratios to update from a response of this model. `is_named` means that the settings name the model
     /// literally. `None` if too many other names are known.
     #[must_use]
     pub fn of_answer(&self, known: &ModelRatios, model: Option<&str>, is_named: bool) -> Option<Arc<Learned>> {
-        if known.0.is_some() {
-            return known.0.clone();
+        if known.learned.is_some() {
+            return known.learned.clone();
         }
         let name = model.unwrap_or_default();
         let has_place = is_named || self.models.len() < NAMES || self.models.contains_key(name);
@@ -119,37 +124,52 @@ impl Ratios {
 }
 
 impl ModelRatios {
-    /// Bytes per token of this tenant's prompts: 3.8 until learned.
+    /// Bytes per token of the tenant's prompts: 3.8 until learned.
     #[must_use]
-    pub fn bytes_per_token(&self, tenant: &str) -> f64 {
-        self.of_tenant(tenant).map_or(BYTES_PER_TOKEN, |known| known.prompts.within(BYTES_BOUNDS))
+    pub fn bytes_per_token(&self) -> f64 {
+        self.own.as_ref().map_or(BYTES_PER_TOKEN, |own| own.lock().prompts.within(BYTES_BOUNDS))
     }
 
     /// Expected input tokens of a form of this size: 0 until learned.
     #[must_use]
-    pub fn form_tokens(&self, tenant: &str, bytes: u64) -> Tokens {
-        let Some(learned) = self.0.as_ref().filter(|_| bytes > 0) else { return Tokens::ZERO };
-        let own = self.of_tenant(tenant).map(|known| known.forms).filter(|forms| forms.under > 0.0);
+    pub fn form_tokens(&self, bytes: u64) -> Tokens {
+        let Some(learned) = self.learned.as_ref().filter(|_| bytes > 0) else { return Tokens::ZERO };
+        let own = self.own.as_ref().map(|own| own.lock().forms).filter(|forms| forms.under > 0.0);
         let forms = own.unwrap_or_else(|| *learned.forms.lock());
         if forms.under > 0.0 { Tokens((bytes as f64 / forms.within(FORM_BOUNDS)).ceil() as u64) } else { Tokens::ZERO }
     }
 
-    fn of_tenant(&self, tenant: &str) -> Option<TenantRatios> {
-        self.0.as_ref()?.tenants.lock().get(tenant).copied()
+    /// Records in `learned`, the ratios of this model, that a response reported `input` tokens for a prompt of this
+    /// size by this tenant.
+    pub fn learn_prompt(&self, learned: &Learned, tenant: &str, size: PromptSize, input: Tokens) {
+        match &self.own {
+            Some(own) => learned.learn(own, size, input),
+            None => learned.prompt(tenant, size, input),
+        }
     }
 
     /// Output tokens per token event of this engine: 1 until learned.
     #[must_use]
     pub fn tokens_per_event(&self, engine: &EngineId) -> f64 {
         let reached = |learned: &Arc<Learned>| learned.events.lock().get(engine)?.reached;
-        self.0.as_ref().and_then(reached).unwrap_or(1.0)
+        self.learned.as_ref().and_then(reached).unwrap_or(1.0)
     }
 }
 
 impl Learned {
-    /// Records that a response reported `input` tokens for a prompt of this size. Prompts with media, or of
-    /// token ids only, are ignored because they say nothing about text.
+    /// Records that a response reported `input` tokens for a prompt of this size.
     pub fn prompt(&self, tenant: &str, size: PromptSize, input: Tokens) {
+        let mut tenants = self.tenants.lock();
+        let own = match tenants.get(tenant) {
+            Some(own) => Arc::clone(own),
+            None => Arc::clone(tenants.entry(tenant.into()).or_default()),
+        };
+        drop(tenants);
+        self.learn(&own, size, input);
+    }
+
+    /// Prompts with media, or of token ids only, are ignored because they say nothing about text.
+    fn learn(&self, own: &Mutex<TenantRatios>, size: PromptSize, input: Tokens) {
         let tokens = input.less(Tokens(size.token_ids)).0;
         let (is_form, is_text) = (size.form_bytes > 0, size.bytes > 0 && !size.has_media);
         if tokens == 0 || !is_form && !is_text {
@@ -157,17 +177,10 @@ impl Learned {
         }
         if is_form {
             self.forms.lock().learn(size.form_bytes, tokens, FORM_BOUNDS);
-        }
-        let mut tenants = self.tenants.lock();
-        let own = match tenants.get_mut(tenant) {
-            Some(own) => own,
-            None => tenants.entry(tenant.into()).or_default(),
-        };
-        if is_form {
-            own.forms.learn(size.form_bytes, tokens, FORM_BOUNDS);
+            own.lock().forms.learn(size.form_bytes, tokens, FORM_BOUNDS);
         }
         if is_text {
-            own.prompts.learn(size.bytes, tokens, BYTES_BOUNDS);
+            own.lock().prompts.learn(size.bytes, tokens, BYTES_BOUNDS);
         }
     }
 
@@ -240,19 +253,19 @@ mod tests {
 
     impl Ratios {
         fn learn_prompt(&self, model: &str, size: PromptSize, input: Tokens) {
-            self.of_answer(&ModelRatios(None), Some(model), false).unwrap().prompt(TENANT, size, input);
+            self.of_answer(&ModelRatios::default(), Some(model), false).unwrap().prompt(TENANT, size, input);
         }
 
         fn learn_events(&self, engine: &EngineId, model: &str, events: u64, output: Tokens) {
-            self.of_answer(&ModelRatios(None), Some(model), false).unwrap().events(engine, events, output);
+            self.of_answer(&ModelRatios::default(), Some(model), false).unwrap().events(engine, events, output);
         }
 
         fn bytes_per_token(&self, model: &str) -> f64 {
-            self.of(Some(model)).bytes_per_token(TENANT)
+            self.of(Some(model), TENANT).bytes_per_token()
         }
 
         fn tokens_per_event(&self, engine: &EngineId, model: &str) -> f64 {
-            self.of(Some(model)).tokens_per_event(engine)
+            self.of(Some(model), TENANT).tokens_per_event(engine)
         }
     }
 
@@ -291,7 +304,7 @@ mod tests {
     fn the_cost_of_a_form_is_learned_from_forms() {
         let ratios = Ratios::new();
         let form = |form_bytes| PromptSize { form_bytes, ..PromptSize::default() };
-        let tokens = |bytes| ratios.of(Some("m")).form_tokens(TENANT, bytes).0;
+        let tokens = |bytes| ratios.of(Some("m"), TENANT).form_tokens(bytes).0;
         ratios.learn_prompt("m", text(2000), Tokens(1000));
         ratios.learn_prompt("m", form(0), Tokens(1000));
         ratios.learn_prompt("m", form(10), Tokens(1000));
@@ -304,18 +317,18 @@ mod tests {
     #[test]
     fn what_one_tenant_teaches_changes_nothing_for_others() {
         let ratios = Ratios::new();
-        let learned = ratios.of_answer(&ModelRatios(None), Some("m"), true).unwrap();
+        let learned = ratios.of_answer(&ModelRatios::default(), Some("m"), true).unwrap();
         (0..1000).for_each(|_| learned.prompt("acme", text(600), Tokens(1000)));
         (0..1000).for_each(|_| learned.prompt("globex", text(60_000), Tokens(1000)));
-        let known = ratios.of(Some("m"));
-        assert!(known.bytes_per_token("acme") < 0.7 && known.bytes_per_token("globex") > 59.0);
-        assert_eq!(known.bytes_per_token("initech"), 3.8);
+        let of = |tenant| ratios.of(Some("m"), tenant);
+        assert!(of("acme").bytes_per_token() < 0.7 && of("globex").bytes_per_token() > 59.0);
+        assert_eq!(of("initech").bytes_per_token(), 3.8);
         let form = |form_bytes| PromptSize { form_bytes, ..PromptSize::default() };
         learned.prompt("acme", form(200_000), Tokens(1000));
-        assert_eq!(known.form_tokens("initech", 200_000), Tokens(1000), "better than nothing");
+        assert_eq!(of("initech").form_tokens(200_000), Tokens(1000), "better than nothing");
         learned.prompt("initech", form(100_000), Tokens(1000));
         (0..1000).for_each(|_| learned.prompt("acme", form(2000), Tokens(1000)));
-        assert_eq!(known.form_tokens("initech", 200_000), Tokens(2000));
+        assert_eq!(of("initech").form_tokens(200_000), Tokens(2000));
     }
 
     #[test]
@@ -361,7 +374,7 @@ mod tests {
     fn names_that_clients_make_up_have_an_end_and_those_of_the_settings_have_their_place() {
         let ratios = Ratios::new();
         let learns = |name: &str, is_named| {
-            ratios.of_answer(&ratios.of(Some(name)), Some(name), is_named).map(|learned| {
+            ratios.of_answer(&ratios.of(Some(name), TENANT), Some(name), is_named).map(|learned| {
                 learned.prompt(TENANT, text(2000), Tokens(1000));
             })
         };

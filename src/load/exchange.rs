@@ -325,7 +325,7 @@ impl LoadExchange {
         let mut expect = ResponseExpectation::stream(self.case.dialect, self.start);
         expect.stream_asked = self.planned.stream;
         if reader == ResponseFormat::Events {
-            expect.tokens_per_event = self.shared.ratios.of(None).tokens_per_event(&self.shared.engine);
+            expect.tokens_per_event = self.shared.ratios.of(None, "").tokens_per_event(&self.shared.engine);
         }
         let watch = ObserverOptions {
             itl: objectives.itl.map(|objective| objective.threshold),
@@ -352,7 +352,7 @@ impl LoadExchange {
     fn judged(&self, seen: Observer, ending: Ending, record: &mut LoadRecord) {
         let timeline = seen.end(ending, self.shared.clock.now());
         if let Some((events, output)) = timeline.plain_events() {
-            let known = self.shared.ratios.of(None);
+            let known = self.shared.ratios.of(None, "");
             if let Some(learned) = self.shared.ratios.of_answer(&known, None, true) {
                 learned.events(&self.shared.engine, events, output);
             }

@@ -100,7 +100,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     if is_form && sent != model {
         return Err(Rejection::AliasInForm);
     }
-    let prompt = facts.prompt.tokens(ModelRatios::default().bytes_per_token(""));
+    let prompt = facts.prompt.tokens(ModelRatios::default().bytes_per_token());
     told.prompt = facts.prompt.is_known.then(|| (prompt, settings.buckets.of(prompt).as_str()));
 
     let ask = ClassifyInput {

@@ -467,7 +467,7 @@ impl PoolScheduler {
         let (prefill, bytes) = match arrival.shown {
             PromptLength::Tokens(tokens) => (Tokens(tokens), None),
             PromptLength::Bytes(bytes) => {
-                let per_token = self.ratios.of(Some(MODEL)).bytes_per_token(ALL);
+                let per_token = self.ratios.of(Some(MODEL), ALL).bytes_per_token();
                 (text(bytes).tokens(per_token), Some(bytes))
             }
         };
@@ -548,7 +548,7 @@ impl PoolScheduler {
             self.answers(&mut hold, at);
         }
         if let (Some(bytes), Some(_)) = (hold.bytes, answer) {
-            let known = self.ratios.of(Some(MODEL));
+            let known = self.ratios.of(Some(MODEL), ALL);
             let learned = self.ratios.of_answer(&known, Some(MODEL), true);
             learned.expect("the settings name the model").prompt(ALL, text(bytes), used.input);
         }
