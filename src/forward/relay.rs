@@ -149,6 +149,8 @@ pub struct Relay {
     broken: bool,
     /// Code by which the engine rejected a key that is not the client's: neither it nor later bytes pass.
     refused_key: Option<u16>,
+    /// When the engine's body ended completely.
+    ended_at: Option<Tick>,
 }
 
 /// State of the engine's side.
@@ -228,6 +230,7 @@ impl Relay {
                 tail_is_out: false,
                 broken: false,
                 refused_key: None,
+                ended_at: None,
             },
         )
     }
@@ -600,6 +603,7 @@ impl Relay {
 
     /// Handles the tail of a cleanly ended body: parsed as an event and passed on unchanged.
     fn take_tail(&mut self, at: Tick) {
+        self.ended_at = Some(at);
         let Some(observer) = self.observer.as_mut() else { return };
         let had_token = observer.has_token();
         // Nothing of a long event is held: its tail was already sent.
@@ -717,7 +721,7 @@ impl Relay {
         self.engine = UpstreamState::Over;
         self.alarm.rest();
         let Some(observer) = self.observer.as_mut() else { return };
-        let at = self.parts.clock.now();
+        let at = self.ended_at.unwrap_or_else(|| self.parts.clock.now());
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
         }

@@ -273,6 +273,10 @@ impl ActiveRequest {
         });
         let (span, outgoing) = outgoing.unzip();
         fields.engine = Some(engine.clone());
+        if fields.attempts.is_empty() {
+            // One is the rule.
+            fields.attempts = Vec::with_capacity(1);
+        }
         fields.attempts.push(AttemptRecord { pool: pool.clone(), engine, begin, failure: None, span });
         if fields.pool.as_ref() != Some(pool) {
             self.set_pool(pool.clone(), false);
