@@ -1,8 +1,8 @@
-//! What one admission costs while few or many wait: an arrival that has to wait, a seat that
-//! comes free and goes to the next, a prompt that has been read.
+//! Cost of one admission with a short and a long queue: an arrival that waits, a seat that is
+//! released to the next request, a prefill that ends.
 //!
-//! `cargo bench --bench admission`. Figures of one machine say little; that the cost grows by a
-//! little where the queue grows by a hundred is what is shown.
+//! `cargo bench --bench admission`. Absolute figures depend on the machine; the result is that the
+//! cost grows little when the queue grows a hundredfold.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use goodput::admit::queue::{
 use goodput::clock::Clock;
 use goodput::types::{Priority, TenantId, Tick, Tokens};
 
-/// Requests that wait meanwhile.
+/// Waiting requests.
 const WAITING: [usize; 3] = [10, 1_000, 100_000];
-/// Admissions of one turn, and turns; the median is told.
+/// Admissions per run, and runs; the median is printed.
 const ADMISSIONS: u64 = 20_000;
 const TURNS: usize = 7;
 const TENANTS: u64 = 200;
@@ -65,12 +65,12 @@ fn read_and_release(queue: &mut Scheduler, ticket: Ticket, at: Tick) -> Vec<Tick
     admitted
 }
 
-/// A millisecond from one to the next.
+/// The moment of this number: one millisecond each.
 fn at(number: u64) -> Tick {
     Tick::from_millis(number)
 }
 
-/// Requests of many tenants in all ranks, as different as they come.
+/// Requests of many tenants in all priorities, with varied sizes.
 fn request(number: u64) -> QueueRequest {
     let drawn = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     QueueRequest {

@@ -1,10 +1,10 @@
-//! What the gateway costs, beside a bare hyper relay on the same work in the same run.
+//! Cost of the gateway, compared with a bare hyper relay on the same work in the same run.
 //!
 //! `cargo bench` starts a bare relay and `goodput serve` as processes of their own, an engine
 //! and clients in this one, and prints CPU per streamed event (with and without observation; of
-//! few fast streams and of many slow ones, once all of them stand), CPU per small request, and
-//! bytes per idle open stream. Only ratios mean anything: both sides pay for the same loopback
-//! sockets on the same machine. They take turns, and each figure is the median of its turns.
+//! few fast streams and of many slow ones, once all are open), CPU per small request, and
+//! bytes per idle open stream. Only ratios are meaningful, because both sides pay for the same
+//! loopback sockets on the same machine. They alternate, and each figure is the median of its runs.
 //! `-- --json` prints JSON.
 
 use std::convert::Infallible;
@@ -30,14 +30,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Interval;
 
-/// Turns of each proxy.
+/// Runs of each proxy.
 const TURNS: usize = 3;
-/// Streams at one time, events of each, and the time between two of them.
+/// Concurrent streams, events of each, and the interval between events.
 const STREAMS: usize = 100;
 const EVENTS: usize = 100;
 const PACE: Duration = Duration::from_millis(20);
-/// Few streams that are fast, and many that are slow, with as many events a second in all; and how
-/// long these are counted once all streams stand.
+/// Few fast streams and many slow ones with the same total event rate, and the time for which they
+/// are measured once all are open.
 const FEW_FAST: (usize, Duration) = (200, Duration::from_millis(20));
 const MANY_SLOW: (usize, Duration) = (2000, Duration::from_millis(200));
 const STANDING: Duration = Duration::from_secs(3);
@@ -48,7 +48,7 @@ const LOOP: Duration = Duration::from_millis(1500);
 const IDLE: usize = 1000;
 
 const OBSERVED: &str = "/v1/chat/completions";
-/// A path whose answers are relayed and not read.
+/// A path whose responses are relayed without observation.
 const UNOBSERVED: &str = "/v1/audio/speech";
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -65,7 +65,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// What one proxy cost, turn by turn.
+/// Cost of one proxy, run by run.
 #[derive(Debug, Default)]
 struct Cost {
     event_micros: Vec<f64>,
@@ -129,11 +129,11 @@ async fn measure(proxy: Proxy, cost: &mut Cost) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A proxy that runs as a process of its own.
+/// A proxy process.
 struct Proxy {
     process: Child,
     at: SocketAddr,
-    /// Its settings file, which goes with it.
+    /// Its settings file, removed with it.
     settings: Option<std::path::PathBuf>,
 }
 
@@ -155,7 +155,7 @@ impl Proxy {
         Ok(Proxy { process, at, settings: None })
     }
 
-    /// The gateway with its defaults: access lines are written, usage is asked for.
+    /// The gateway with its defaults: access lines are written, usage is requested.
     fn goodput(engine: SocketAddr) -> Result<Self, Failure> {
         let at = free_address()?;
         let path = std::env::temp_dir().join(format!("goodput-bench-{}.yaml", std::process::id()));
@@ -172,7 +172,7 @@ impl Proxy {
         Ok(Proxy { process: serve.spawn()?, at, settings: Some(path) })
     }
 
-    /// Waits until a request gets through, and lets the pools fill.
+    /// Waits until a request succeeds, and fills the connection pools.
     async fn ready(&self) -> Result<SocketAddr, Failure> {
         for _ in 0..200 {
             if let Ok(response) = ask(self.at, OBSERVED, false).await
@@ -192,11 +192,11 @@ impl Proxy {
         Ok(self.cpu_micros()? - before)
     }
 
-    /// User and system time of all its threads that run.
+    /// User and system time of its running threads.
     fn cpu_micros(&self) -> Result<f64, Failure> {
         let mut nanos = 0.0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
-            // A thread may end meanwhile.
+            // A thread may end between the two reads.
             let Ok(spent) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
             nanos += spent.split(' ').next().unwrap_or_default().parse::<f64>()?;
         }
@@ -233,7 +233,7 @@ async fn connect(at: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// `max_tokens` tells the engine how many events to send, `pace_ms` how long it waits between two.
+/// `max_tokens` is the number of events, `pace_ms` the interval between them.
 fn request(path: &str, streams: bool, events: usize, pace: Duration) -> Request<Full<Bytes>> {
     let pace = pace.as_millis();
     let body = format!(
@@ -258,14 +258,14 @@ async fn streams(at: SocketAddr, path: &'static str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// CPU per event of so many streams at this pace, from the moment on in which all of them stand.
+/// CPU per event of `streams` streams at this pace, measured once all are open.
 async fn standing(proxy: &Proxy, (streams, pace): (usize, Duration)) -> Result<f64, Failure> {
     let (begun, events) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut all = JoinSet::new();
     for n in 0..streams {
         let (at, begun, events) = (proxy.at, Arc::clone(&begun), Arc::clone(&events));
         all.spawn(async move {
-            // Not all in one moment, nor all events later on.
+            // Starts are spread, so that their events are spread as well.
             tokio::time::sleep(Duration::from_secs(1) * n as u32 / streams as u32).await;
             let mut sender = sender(at).await?;
             let mut body = sender.send_request(request(OBSERVED, true, 10_000, pace)).await?.into_body();
@@ -292,7 +292,7 @@ async fn standing(proxy: &Proxy, (streams, pace): (usize, Duration)) -> Result<f
     }
 }
 
-/// How many requests a closed loop makes.
+/// Number of requests of a closed loop.
 async fn small_requests(at: SocketAddr, clock: Clock) -> Result<usize, Failure> {
     let end = clock.now() + LOOP;
     let mut all = JoinSet::new();
@@ -316,7 +316,7 @@ async fn small_requests(at: SocketAddr, clock: Clock) -> Result<usize, Failure> 
     Ok(count)
 }
 
-/// Streams whose first event has come and after which nothing follows.
+/// Streams that got their first event and stay idle afterwards.
 async fn idle_streams(at: SocketAddr) -> Result<Vec<Incoming>, Failure> {
     let mut held = Vec::with_capacity(IDLE);
     for _ in 0..IDLE {
@@ -356,17 +356,17 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Answer>, Failure>
     Ok(response.header("content-type", "text/event-stream").body(Answer::Events { left, pace })?)
 }
 
-/// An answer of the engine.
+/// A response of the engine.
 enum Answer {
     Whole(Full<Bytes>),
-    /// Paced events; one asked for none sends one and falls silent.
+    /// Paced events; with a count of 0 it sends one and stays idle.
     Events {
         left: usize,
         pace: Interval,
     },
-    /// Nothing more comes, and no end.
+    /// Idle without an end.
     Silence,
-    /// The end.
+    /// Complete.
     Over,
 }
 

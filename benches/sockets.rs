@@ -1,10 +1,10 @@
 //! The mix of the simulated fleet on real sockets and in real time: two `goodput engine`
 //! processes, a `goodput serve` in front of them, clients in this one.
 //!
-//! `cargo bench --bench sockets` asks 1.2 times what the engines can serve, once with every
-//! request sent on at once and once through the queue, and prints the table of what clients saw
-//! for `docs/scheduling.md`. It takes three minutes, and needs cores that have nothing else to do:
-//! times are real here. How late timers were meanwhile is told below the table.
+//! `cargo bench --bench sockets` offers 1.2 times the capacity of the engines, once with every
+//! request dispatched at once and once through the queue, and prints the clients' results as a
+//! table for `docs/scheduling.md`. It takes three minutes and needs idle cores, because its times
+//! are real. The lateness of timers during the run is printed below the table.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -21,9 +21,9 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 const ENGINES: usize = 2;
 const LOAD: f64 = 1.2;
 const LASTS: Duration = Duration::from_secs(60);
-/// For answers that are under way when the last request was sent. What takes longer is not met.
+/// Time for open responses after the last request was sent. Longer ones are not met.
 const ENDS: Duration = Duration::from_secs(30);
-/// Until a process listens.
+/// Time limit for a process to listen.
 const STARTS: Duration = Duration::from_secs(20);
 
 const POOLS: [(&str, &str); 2] =
@@ -60,7 +60,7 @@ fn attainment(stats: &FlowStats) -> f64 {
     stats.met as f64 / (stats.met + stats.missed + stats.unanswered + stats.in_flight).max(1) as f64
 }
 
-/// What clients saw, and how late the timers of this process were.
+/// Results of the clients, and lateness of the timers of this process.
 async fn ask(mix: &Mix, rate: f64, pool: &str) -> Result<(Vec<FlowStats>, Duration), Failure> {
     let engines = (0..ENGINES).map(|number| engine(mix, number)).collect::<Result<Vec<_>, _>>()?;
     let mut gateway = serve(mix, &engines, pool)?;
@@ -78,7 +78,7 @@ async fn ask(mix: &Mix, rate: f64, pool: &str) -> Result<(Vec<FlowStats>, Durati
     Ok((traffic.stop(ENDS).await, late[late.len() * 99 / 100]))
 }
 
-/// A process that ends with its value.
+/// A process that is killed when dropped.
 struct Process {
     child: Child,
     at: SocketAddr,
@@ -96,7 +96,7 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// Waits until it takes connections, unless it ends before.
+    /// Waits until it accepts connections; fails if it exits.
     async fn listens(&mut self) -> Result<(), Failure> {
         let clock = Clock::start();
         let until = clock.now() + STARTS;

@@ -1,4 +1,4 @@
-//! What scheduling, its parts and the overload levels are worth on the simulated fleet that the
+//! Benefit of scheduling, of its parts and of the overload levels, on the simulated fleet that the
 //! scheduler was tuned on.
 //!
 //! `cargo run --release --example fleet` prints the tables, in some minutes; with `-- --write` it
@@ -25,13 +25,13 @@ use plotters::prelude::*;
 /// Loads of the curves, and those of the table.
 const LOADS: [f64; 11] = [0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5];
 const TOLD: [f64; 4] = [0.5, 0.8, 1.2, 1.5];
-/// The load at which everything else is compared.
+/// Load of all other comparisons.
 const OVERLOAD: f64 = 1.2;
-/// The load at which something has to be given up.
+/// Load at which the overload levels act.
 const BEYOND: f64 = 1.5;
-/// Further seeds, to see how much is chance.
+/// Further seeds, for the variance between runs.
 const SEEDS: [u64; 4] = [1, 2, 3, 4];
-/// Seeds over which losses are averaged, where chance moves them much and where it does not.
+/// Seeds of averaged losses, where their variance is large and where it is small.
 const MANY: u64 = 64;
 const FEW: u64 = 16;
 
@@ -77,7 +77,7 @@ fn auto() -> GatewayScheduling {
     GatewayScheduling { seats: Concurrency::Auto, ..GatewayScheduling::published() }
 }
 
-/// Requests per second that kept their promise, and attainment by flow.
+/// Met requests per second, and attainment by flow.
 fn headline(mix: &Mix, curves: &[(&str, Vec<RunReport>)]) -> String {
     let mut table = head(mix, &["load", "policy", "met/s"]);
     for load in TOLD {
@@ -111,15 +111,15 @@ impl fmt::Display for Mean {
     }
 }
 
-/// What tenants lose on the average of many seeds when something is added to what arrives.
+/// Attainment that tenants lose to additional arrivals, averaged over seeds.
 struct Losses {
     by_tenant: BTreeMap<(String, TenantId), Vec<f64>>,
-    /// Of the flood's requests the share that an engine was given, in hundredths.
+    /// Share of the flood's requests that were dispatched, in percent.
     dispatched: f64,
 }
 
 impl Losses {
-    /// `pair` runs once without and once with it, at a seed.
+    /// `pair` runs one seed without and with the additional arrivals.
     fn of(seeds: u64, pair: impl Fn(u64) -> (RunReport, RunReport) + Sync) -> Losses {
         let mut by_tenant: BTreeMap<_, Vec<f64>> = BTreeMap::new();
         let mut flood = (0, 0);
@@ -133,7 +133,7 @@ impl Losses {
         Losses { by_tenant, dispatched: 100.0 * flood.0 as f64 / flood.1.max(1) as f64 }
     }
 
-    /// The tenant that loses most, of batch or of all others.
+    /// Largest loss of a tenant, of batch or of the other classes.
     fn worst(&self, batch: bool) -> String {
         let flows = self.by_tenant.iter().filter(|((flow, _), _)| (flow == "batch") == batch);
         let means = flows.map(|((flow, tenant), points)| (Mean::of(points), format!("{flow} of {tenant}")));
@@ -150,7 +150,7 @@ impl Losses {
 const LOSSES: &str = "| load | policy | most that a tenant of a strict class loses, in points | whose | most of batch | whose | of the flood, dispatched |\n\
                       | ---: | --- | ---: | --- | ---: | --- | ---: |\n";
 
-/// What the flooding tenant does to the others, and what next to nothing does.
+/// Losses of other tenants to a flood, and to a negligible one.
 fn flood(mix: &Mix, capacity: f64) -> String {
     let ours = Policy::Scheduled(GatewayScheduling::published());
     let mut table = String::from(LOSSES);
@@ -180,12 +180,12 @@ fn flood(mix: &Mix, capacity: f64) -> String {
     table
 }
 
-/// The sum of all shares, which a rate is divided by.
+/// Sum of the flows' shares, by which a rate is divided.
 fn shares(mix: &Mix) -> f64 {
     mix.flows.iter().map(|flow| flow.share).sum()
 }
 
-/// The same of a flood that an engine could answer in time: as many tokens in shorter prompts.
+/// The same for a flood that an engine could answer in time: equal tokens in shorter prompts.
 fn meetable(mix: &Mix, capacity: f64) -> String {
     const TOKENS: u64 = 2000;
     let whole = Allowance { tokens: Rate::new(300_000, None).ok(), ..Allowance::default() };
@@ -212,7 +212,7 @@ fn meetable(mix: &Mix, capacity: f64) -> String {
     table
 }
 
-/// Static seats from few to many, and those that the controller finds.
+/// Static concurrency limits from small to large, and `auto`.
 fn seats(mix: &Mix, capacity: f64) -> String {
     let mut table = head(mix, &["seats per engine", "met/s"]);
     for seats in [8, 16, 24, 32, 48, 64] {
@@ -224,7 +224,7 @@ fn seats(mix: &Mix, capacity: f64) -> String {
     table
 }
 
-/// What the queue alone does, and what the limit on reading adds.
+/// Benefit of the queue alone, and of the prefill budget.
 fn parts(mix: &Mix, capacity: f64) -> String {
     let mut table = head(mix, &["`prefill_tokens_per_engine`", "seats", "met/s"]);
     for (told, reading) in readings() {
@@ -248,7 +248,7 @@ fn reads(reading: PrefillBudget, mut settings: GatewayScheduling) -> GatewaySche
     settings
 }
 
-/// The limit on reading that is found, on engines that compute more or less in a step.
+/// The learned prefill budget, on engines with larger and smaller steps.
 fn steps(mix: &Mix) -> String {
     let readings = readings();
     let names: Vec<&str> = readings.iter().map(|(name, _)| name.as_str()).collect();
@@ -273,7 +273,7 @@ fn steps(mix: &Mix) -> String {
     table
 }
 
-/// What each overload level buys, at a load where the queue alone is not enough.
+/// Benefit of each overload level at a load where the queue alone does not suffice.
 fn levers(capacity: f64) -> String {
     let mut mix = Mix::published();
     mix.flows.iter_mut().filter(|flow| flow.flow == "chat").for_each(|chat| chat.reasoning = 0.5);

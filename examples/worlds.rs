@@ -1,10 +1,9 @@
-//! The second world: policies before engines and traffic that no scheduler was tuned on, in
-//! virtual time.
+//! Policies on engines and traffic that no scheduler was tuned on, in virtual time.
 //!
 //! `cargo run --release --example worlds -- --mix office --loads 0.8,1.2 --seeds 1,2,3` prints
 //! a row for each load and policy: means over the seeds. With `--all` it prints every table of
-//! `docs/scheduling.md` that is of this world, which takes a while, and with `--write` it puts
-//! them there.
+//! `docs/scheduling.md` that it measures, which takes a while; with `--write` it replaces them
+//! there.
 
 mod common;
 
@@ -29,7 +28,7 @@ struct Options {
     /// `office`, `mono`, `published`, `drawn:SEED`, or a file.
     #[arg(long, default_value = "office")]
     mix: String,
-    /// Loads, in capacities of the fleet.
+    /// Loads, as multiples of the fleet's capacity.
     #[arg(long, value_delimiter = ',', default_value = "0.5,0.8,1.0,1.2,1.5")]
     loads: Vec<f64>,
     /// Seeds; every figure is a mean over them.
@@ -45,43 +44,43 @@ struct Options {
     /// Tokens that an engine's cache holds.
     #[arg(long)]
     kv: Option<u64>,
-    /// How many times slower engines are, one after the other.
+    /// Slowness of each engine in turn; 1 is normal.
     #[arg(long, value_delimiter = ',')]
     speeds: Vec<f64>,
-    /// How many engines there are.
+    /// Number of engines.
     #[arg(long)]
     engines: Option<usize>,
-    /// How many gateways share the engines; several numbers give a row each.
+    /// Number of gateways that share the engines; several numbers give a row each.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     gateways: Vec<NonZeroU32>,
-    /// Gateways hear of each other so often, in milliseconds (0: they do not), and each time so many later.
+    /// Interval and delay of the exchange between gateways, in milliseconds; an interval of 0 switches it off.
     #[arg(long, value_delimiter = ':', default_value = "0")]
     exchange: Vec<f64>,
     /// `SECONDS:restart:ENGINE:DOWN`, `SECONDS:slow:ENGINE:TIMES` or `SECONDS:gateway:NUMBER`.
     #[arg(long = "event")]
     events: Vec<String>,
-    /// `TENANT:TIMES:SECONDS`: from then on a tenant asks so many times as much.
+    /// `TENANT:TIMES:SECONDS`: multiplies a tenant's arrivals from that moment on.
     #[arg(long = "flood")]
     floods: Vec<String>,
-    /// Seconds before arrivals count.
+    /// Warm-up in seconds, whose arrivals are not counted.
     #[arg(long, default_value_t = 60.0)]
     warm: f64,
-    /// Seconds in which arrivals count.
+    /// Length of the counted period in seconds.
     #[arg(long, default_value_t = 240.0)]
     measure: f64,
-    /// Seconds behind in which arrivals go on.
+    /// Seconds of arrivals after the counted period.
     #[arg(long, default_value_t = 20.0)]
     after: f64,
-    /// Flows that ask for nothing; the arrivals of the others are the same.
+    /// Flows without requests; the arrivals of the others stay the same.
     #[arg(long, value_delimiter = ',')]
     without: Vec<String>,
-    /// Clients wait as long as it takes.
+    /// Clients have no time limit.
     #[arg(long)]
     patient: bool,
     /// Print seats, waiting and running requests over time, of the first seed.
     #[arg(long)]
     seats: bool,
-    /// Print why promises were missed, by flow.
+    /// Print the reasons of misses, by flow.
     #[arg(long)]
     misses: bool,
     /// Print times in the queue, to the first token and per further token, by flow.
@@ -93,12 +92,12 @@ struct Options {
     /// Print all tables of the document.
     #[arg(long)]
     all: bool,
-    /// Write them into it, too.
+    /// Write the tables into the document as well.
     #[arg(long)]
     write: bool,
 }
 
-/// One row of a table: a policy at a load, behind so many gateways.
+/// One row of a table: a policy, a load and a number of gateways.
 struct Row {
     load: f64,
     gateways: NonZeroU32,
@@ -143,7 +142,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What the options say.
+/// The world that the options describe.
 struct World<'a> {
     options: &'a Options,
     mix: Mix,
@@ -310,14 +309,14 @@ fn table(mix: &Mix, options: &Options, rows: &[Row]) -> String {
     table
 }
 
-/// Met per second over that of others, seed by seed.
+/// Ratio of met requests per second to another policy, seed by seed.
 fn ratio(own: &[RunReport], others: &[RunReport]) -> f64 {
     let pairs = own.iter().zip(others);
     mean(&pairs.map(|(own, other)| own.goodput() / other.goodput().max(1e-9)).collect::<Vec<_>>())
 }
 
-/// What tenants lose to the floods, in points of attainment: the worst of those that do not
-/// flood, and those that do.
+/// Attainment that tenants lose to the floods, in percentage points: the largest loss without a
+/// flood of one's own, and that of the flooding tenants.
 fn losses(mix: &Mix, options: &Options, rows: &[Row]) -> Result<String, Box<dyn Error>> {
     let floods = options.floods.iter().map(|flood| flood_of(flood)).collect::<Result<Vec<_>, _>>()?;
     let mut table =
@@ -345,7 +344,7 @@ fn losses(mix: &Mix, options: &Options, rows: &[Row]) -> Result<String, Box<dyn 
     Ok(table)
 }
 
-/// Points of attainment that each tenant loses in each flow, where there are 20 requests of it.
+/// Percentage points that each tenant loses in each flow with at least 20 of its requests.
 fn lost(calm: &RunReport, flooded: &RunReport) -> BTreeMap<(usize, String), f64> {
     let both = calm.tenants.iter().filter_map(|(key, calm)| Some((key, calm, flooded.tenants.get(key)?)));
     let told = both.filter(|(_, calm, flooded)| calm.judged() >= 20 && flooded.judged() >= 20);
@@ -373,7 +372,7 @@ fn standing(reports: &[RunReport], options: &Options) -> (String, f64) {
     (told, mean(&running))
 }
 
-/// Every five seconds, per engine.
+/// A line every five seconds, per engine.
 fn seats_over_time(report: &RunReport) -> String {
     let looks = report.looks.iter().step_by(5).map(|look| {
         let engines = look.engines.len();
@@ -440,7 +439,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Seeds of the tables of floods, where single tenants have few requests.
+/// Seeds of the flood tables, in which single tenants have few requests.
 const FLOOD_SEEDS: u64 = 8;
 
 /// Every table of the document, loads below capacity first.
@@ -477,12 +476,12 @@ fn all(options: &Options) -> Result<(), Box<dyn Error>> {
         tables.push((name.clone(), table(&world.mix, options, &world.rows()?)));
         print_last(&tables);
     }
-    // The ceiling of the strict classes: the same arrivals, and nothing of the lowest priority.
+    // Upper bound of the strict classes: the same arrivals without the lowest priority.
     let strict = Options { without: vec!["batch".to_owned()], ..with("office", &[0.8, 1.0, 1.2, 1.5], "auto") };
     let world = World::of(&strict)?;
     tables.push(("office-strict".to_owned(), table(&world.mix, &strict, &world.rows()?)));
     print_last(&tables);
-    // Hardly a flood, for how much chance alone moves tenants.
+    // A negligible flood, for the variance of tenants by chance alone.
     for (tenant, times) in [("web", "1.02"), ("web", "3"), ("web", "30"), ("desk", "3"), ("desk", "30")] {
         let options = Options {
             floods: vec![format!("{tenant}:{times}:60")],

@@ -1,9 +1,9 @@
-//! What the examples share.
+//! Support of the examples.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs them all, on as many threads as there are cores.
+/// Runs all jobs on as many threads as there are cores.
 pub fn each<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let work = || {

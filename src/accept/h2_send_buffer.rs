@@ -157,19 +157,19 @@ mod tests {
         Ok(Frame::trailers(HeaderMap::from_iter([(http::header::ETAG, "x".parse().unwrap())])))
     }
 
-    fn shelf_of(said: Vec<Said>) -> H2SendBuffer {
+    fn buffer_of(said: Vec<Said>) -> H2SendBuffer {
         H2SendBuffer::of(Box::pin(StreamBody::new(stream::iter(said))))
     }
 
-    fn with_shelf<T>(shelf: &mut H2SendBuffer, ask: impl FnOnce(&mut H2SendBuffer, &mut Context<'_>) -> T) -> T {
-        ask(shelf, &mut Context::from_waker(Waker::noop()))
+    fn with_buffer<T>(buffer: &mut H2SendBuffer, ask: impl FnOnce(&mut H2SendBuffer, &mut Context<'_>) -> T) -> T {
+        ask(buffer, &mut Context::from_waker(Waker::noop()))
     }
 
     /// All frames, as lengths of the pieces.
-    fn taken(shelf: &mut H2SendBuffer) -> (Vec<usize>, Vec<u8>, &'static str) {
+    fn taken(buffer: &mut H2SendBuffer) -> (Vec<usize>, Vec<u8>, &'static str) {
         let (mut lengths, mut all) = (Vec::new(), Vec::new());
         loop {
-            match with_shelf(shelf, H2SendBuffer::poll_frame) {
+            match with_buffer(buffer, H2SendBuffer::poll_frame) {
                 Poll::Pending => {}
                 Poll::Ready(None) => return (lengths, all, "end"),
                 Poll::Ready(Some(Err(_))) => return (lengths, all, "error"),
@@ -190,61 +190,61 @@ mod tests {
             for (last, end) in [(None, "end"), (Some(trailers()), "trailers"), (Some(Err("gone".into())), "error")] {
                 let mut said = vec![data("a"), data(""), data("bc"), data(vec![b'd'; 20_000]), data("e")];
                 said.extend(last);
-                let mut shelf = shelf_of(said);
+                let mut buffer = buffer_of(said);
                 let mut start = Vec::new();
                 for _ in 0..fills {
-                    with_shelf(&mut shelf, H2SendBuffer::prefetch);
-                    if let Poll::Ready(Some(Ok(frame))) = with_shelf(&mut shelf, H2SendBuffer::poll_frame) {
+                    with_buffer(&mut buffer, H2SendBuffer::prefetch);
+                    if let Poll::Ready(Some(Ok(frame))) = with_buffer(&mut buffer, H2SendBuffer::poll_frame) {
                         start.extend(frame.into_data().unwrap_or_default());
                     }
                 }
-                let (lengths, rest, how) = taken(&mut shelf);
+                let (lengths, rest, how) = taken(&mut buffer);
                 let all = [start, rest].concat();
                 let whole = [&b"abc"[..], &[b'd'; 20_000], b"e"].concat();
                 assert_eq!((all == whole, how), (true, end), "{fills}");
                 assert!(lengths.iter().all(|length| (1..=PART).contains(length)), "{lengths:?}");
-                assert!(matches!(with_shelf(&mut shelf, H2SendBuffer::poll_frame), Poll::Ready(None)));
+                assert!(matches!(with_buffer(&mut buffer, H2SendBuffer::poll_frame), Poll::Ready(None)));
             }
         }
     }
 
     #[test]
     fn a_body_is_asked_until_what_may_be_kept_is_reached_and_again_when_it_was_taken() {
-        let mut shelf = shelf_of((0..100).map(|_| data(vec![b'x'; 10_000])).collect());
-        assert!(!with_shelf(&mut shelf, H2SendBuffer::prefetch));
-        assert!((MOST..MOST + 10_000).contains(&shelf.kept()), "{}", shelf.kept());
-        assert!(!with_shelf(&mut shelf, H2SendBuffer::prefetch));
-        assert_eq!(shelf.kept(), 70_000);
-        assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_ready());
-        with_shelf(&mut shelf, H2SendBuffer::prefetch);
-        assert_eq!(shelf.kept(), 70_000);
-        assert_eq!(taken(&mut shelf).1.len(), 990_000);
+        let mut buffer = buffer_of((0..100).map(|_| data(vec![b'x'; 10_000])).collect());
+        assert!(!with_buffer(&mut buffer, H2SendBuffer::prefetch));
+        assert!((MOST..MOST + 10_000).contains(&buffer.kept()), "{}", buffer.kept());
+        assert!(!with_buffer(&mut buffer, H2SendBuffer::prefetch));
+        assert_eq!(buffer.kept(), 70_000);
+        assert!(with_buffer(&mut buffer, H2SendBuffer::poll_frame).is_ready());
+        with_buffer(&mut buffer, H2SendBuffer::prefetch);
+        assert_eq!(buffer.kept(), 70_000);
+        assert_eq!(taken(&mut buffer).1.len(), 990_000);
     }
 
     #[test]
     fn its_length_and_its_end_are_those_of_what_is_left() {
         let whole = http_body_util::Full::new(Bytes::from(vec![b'x'; 20_000])).map_err(|never| match never {});
-        let mut shelf = H2SendBuffer::of(Box::pin(whole));
+        let mut buffer = H2SendBuffer::of(Box::pin(whole));
         for left in [20_000, 20_000 - PART as u64] {
-            assert_eq!((shelf.size_hint().exact(), shelf.is_end_stream()), (Some(left), false));
-            assert!(with_shelf(&mut shelf, H2SendBuffer::prefetch), "a body is not kept beyond its last piece");
-            assert_eq!((shelf.size_hint().exact(), shelf.is_end_stream()), (Some(left), false));
-            assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_ready());
+            assert_eq!((buffer.size_hint().exact(), buffer.is_end_stream()), (Some(left), false));
+            assert!(with_buffer(&mut buffer, H2SendBuffer::prefetch), "a body is not kept beyond its last piece");
+            assert_eq!((buffer.size_hint().exact(), buffer.is_end_stream()), (Some(left), false));
+            assert!(with_buffer(&mut buffer, H2SendBuffer::poll_frame).is_ready());
         }
-        assert_eq!((shelf.size_hint().exact(), shelf.is_end_stream()), (Some(0), true));
-        let mut shelf = shelf_of(vec![data("a"), trailers()]);
-        assert_eq!(shelf.size_hint().exact(), None);
-        with_shelf(&mut shelf, H2SendBuffer::prefetch);
-        assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_ready());
-        assert!(!shelf.is_end_stream(), "trailers are to come");
+        assert_eq!((buffer.size_hint().exact(), buffer.is_end_stream()), (Some(0), true));
+        let mut buffer = buffer_of(vec![data("a"), trailers()]);
+        assert_eq!(buffer.size_hint().exact(), None);
+        with_buffer(&mut buffer, H2SendBuffer::prefetch);
+        assert!(with_buffer(&mut buffer, H2SendBuffer::poll_frame).is_ready());
+        assert!(!buffer.is_end_stream(), "trailers are to come");
     }
 
     #[test]
     fn the_connection_can_write_what_it_has_before_it_hears_of_a_fault() {
-        let mut shelf = shelf_of(vec![data("a"), Err("gone".into())]);
-        with_shelf(&mut shelf, H2SendBuffer::prefetch);
-        assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_ready());
-        assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_pending());
-        assert!(matches!(with_shelf(&mut shelf, H2SendBuffer::poll_frame), Poll::Ready(Some(Err(_)))));
+        let mut buffer = buffer_of(vec![data("a"), Err("gone".into())]);
+        with_buffer(&mut buffer, H2SendBuffer::prefetch);
+        assert!(with_buffer(&mut buffer, H2SendBuffer::poll_frame).is_ready());
+        assert!(with_buffer(&mut buffer, H2SendBuffer::poll_frame).is_pending());
+        assert!(matches!(with_buffer(&mut buffer, H2SendBuffer::poll_frame), Poll::Ready(Some(Err(_)))));
     }
 }

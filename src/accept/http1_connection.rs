@@ -40,16 +40,16 @@ mod tests;
 mod writer;
 
 /// Bytes per read while no body is awaited.
-const SIP: usize = 4 * 1024;
+const SMALL_READ: usize = 4 * 1024;
 
 /// Bytes per read of a body, initially and at most.
-const ROOM: usize = 16 * 1024;
-const MOST_ROOM: usize = 64 * 1024;
+const BODY_READ: usize = 16 * 1024;
+const LONGEST_BODY_READ: usize = 64 * 1024;
 
 /// Most bytes kept of pipelined requests. If a client sends more, all of it is discarded and the
 /// connection closes after the current response, because its end can only be seen behind
 /// what it sent.
-const MOST_AHEAD: usize = 64 * 1024;
+const MOST_PIPELINED: usize = 64 * 1024;
 
 /// While this many bytes wait to be written, the response body is not polled.
 const MOST_WAITING: usize = 64 * 1024;
@@ -62,17 +62,17 @@ pin_project! {
     {
         #[pin]
         io: T,
-        reception: ConnService<S>,
+        conn_service: ConnService<S>,
         dates: Arc<Dates>,
-        turnstile: Arc<ReadFairness>,
-        pass: ReadTicket,
+        read_fairness: Arc<ReadFairness>,
+        ticket: ReadTicket,
         limits: HeadLimits,
-        known: HeadCache<RequestHead>,
-        inbox: ReadState,
+        head_cache: HeadCache<RequestHead>,
+        read_state: ReadState,
         out: WriteBuffer,
         #[pin]
         exchange: Exchange<service::ServiceCall<S>, TrackedBody<B>>,
-        manners: ResponseMode,
+        mode: ResponseMode,
         // No further request is read.
         is_finishing: bool,
         end: Option<ConnEnd>,
@@ -86,9 +86,9 @@ pin_project! {
         // None.
         None,
         // In the service.
-        Asking { #[pin] future: F },
+        Handling { #[pin] future: F },
         // Its response is being written.
-        Answering { #[pin] body: B, ending: ResponseFraming },
+        Responding { #[pin] body: B, ending: ResponseFraming },
     }
 }
 
@@ -108,7 +108,7 @@ struct ReadState {
     /// Unparsed bytes.
     buffer: BytesMut,
     /// Bytes of a head known not to contain its end.
-    looked_at: usize,
+    scanned: usize,
     /// Framing of the rest of the current request's body.
     framing: Framing,
     feed: Option<BodySender>,
@@ -135,24 +135,24 @@ where
 {
     pub(super) fn new(
         io: T,
-        reception: ConnService<S>,
+        conn_service: ConnService<S>,
         limits: &Listen,
         dates: Arc<Dates>,
-        turnstile: Arc<ReadFairness>,
+        read_fairness: Arc<ReadFairness>,
     ) -> Self {
         let limits = HeadLimits { head: limits.max_head, lines: limits.max_header_lines };
         Http1 {
             io,
-            reception,
+            conn_service,
             dates,
-            turnstile,
-            pass: ReadTicket::Free,
+            read_fairness,
+            ticket: ReadTicket::Free,
             limits,
-            known: HeadCache::default(),
-            inbox: ReadState::new(),
+            head_cache: HeadCache::default(),
+            read_state: ReadState::new(),
             out: WriteBuffer::default(),
             exchange: Exchange::None,
-            manners: ResponseMode { version: http::Version::HTTP_11, is_head: false, keeps: true },
+            mode: ResponseMode { version: http::Version::HTTP_11, is_head: false, keeps: true },
             is_finishing: false,
             end: None,
         }
@@ -173,8 +173,8 @@ where
         loop {
             match self.as_mut().project().exchange.as_mut().project() {
                 Now::None => ready!(self.as_mut().next_request(cx))?,
-                Now::Asking { .. } => ready!(self.as_mut().ask(cx))?,
-                Now::Answering { .. } => ready!(self.as_mut().answer(cx))?,
+                Now::Handling { .. } => ready!(self.as_mut().ask(cx))?,
+                Now::Responding { .. } => ready!(self.as_mut().answer(cx))?,
             }
             if self.end == Some(ConnEnd::Over) {
                 return Poll::Ready(Ok(()));
@@ -201,8 +201,8 @@ where
         ready!(this.out.poll(this.io.as_mut(), cx))?;
         if *this.is_finishing && this.end.is_none() {
             // An available request is answered even if it had to wait for its turn to be read.
-            let may_be_there = this.inbox.buffer.is_empty() && *this.pass != ReadTicket::Free;
-            let is_there = may_be_there && matches!(this.inbox.sip(this.io.as_mut(), cx)?, Poll::Ready(1..));
+            let may_be_there = this.read_state.buffer.is_empty() && *this.ticket != ReadTicket::Free;
+            let is_there = may_be_there && matches!(this.read_state.read_some(this.io.as_mut(), cx)?, Poll::Ready(1..));
             if !is_there {
                 *this.end = Some(ConnEnd::Clean);
             }
@@ -214,36 +214,36 @@ where
             *this.end = Some(ConnEnd::Over);
             return Poll::Ready(Ok(()));
         }
-        let ReadState { buffer, looked_at, .. } = this.inbox;
-        match http1::take_request_head(buffer, looked_at, this.known, *this.limits) {
+        let ReadState { buffer, scanned, .. } = this.read_state;
+        match http1::take_request_head(buffer, scanned, this.head_cache, *this.limits) {
             Ok(Some(RequestHead { head, framing, keeps, awaits_continue })) => {
-                *this.manners = ResponseMode { version: head.version, is_head: head.method == Method::HEAD, keeps };
-                let body = this.inbox.begin(framing, awaits_continue);
-                let since = this.pass.end();
-                let future = this.reception.serve(head, body, since);
-                this.exchange.set(Exchange::Asking { future });
+                *this.mode = ResponseMode { version: head.version, is_head: head.method == Method::HEAD, keeps };
+                let body = this.read_state.begin(framing, awaits_continue);
+                let since = this.ticket.end();
+                let future = this.conn_service.serve(head, body, since);
+                this.exchange.set(Exchange::Handling { future });
             }
             // Its last chance.
             Ok(None) if *this.is_finishing => *this.end = Some(ConnEnd::Clean),
             Ok(None) => {
-                if this.inbox.buffer.is_empty() {
-                    ready!(this.turnstile.poll(this.pass, cx));
+                if this.read_state.buffer.is_empty() {
+                    ready!(this.read_fairness.poll(this.ticket, cx));
                 } else {
                     // Also if it was pipelined: the header timeout runs from here.
-                    this.reception.peer().heard();
+                    this.conn_service.peer().heard();
                 }
-                match this.inbox.sip(this.io, cx)? {
+                match this.read_state.read_some(this.io, cx)? {
                     Poll::Ready(0) => *this.end = Some(ConnEnd::Clean),
                     Poll::Ready(_) => {}
                     Poll::Pending => {
-                        *this.pass = ReadTicket::Asks;
+                        *this.ticket = ReadTicket::AtNextRead;
                         return Poll::Pending;
                     }
                 }
             }
             Err(why) => {
-                this.reception.refused(why);
-                this.out.refusal(why, http1::path_of_unread(&this.inbox.buffer), &this.dates.now());
+                this.conn_service.refused(why);
+                this.out.refusal(why, http1::path_of_unread(&this.read_state.buffer), &this.dates.now());
                 *this.end = Some(ConnEnd::Clean);
             }
         }
@@ -253,26 +253,26 @@ where
     /// Polls the service.
     fn ask(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
-        let Now::Asking { future } = this.exchange.as_mut().project() else { return Poll::Ready(Ok(())) };
+        let Now::Handling { future } = this.exchange.as_mut().project() else { return Poll::Ready(Ok(())) };
         match future.poll(cx) {
             Poll::Ready(Ok(response)) => {
                 let (head, body) = response.into_parts();
-                let mut manners = *this.manners;
+                let mut mode = *this.mode;
                 // The unread rest of an unwanted body is not skipped to reach the next
                 // request.
-                manners.keeps &= this.inbox.framing.is_over() && !this.inbox.is_overrun && !*this.is_finishing;
+                mode.keeps &= this.read_state.framing.is_over() && !this.read_state.is_overrun && !*this.is_finishing;
                 let (length, date) = (body.size_hint().exact(), this.dates.now());
-                let (ending, keeps) = this.out.head(&head, &body, length, manners, &date);
-                this.manners.keeps = keeps;
-                this.exchange.set(Exchange::Answering { body, ending });
+                let (ending, keeps) = this.out.head(&head, &body, length, mode, &date);
+                this.mode.keeps = keeps;
+                this.exchange.set(Exchange::Responding { body, ending });
                 Poll::Ready(Ok(()))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(io::Error::other(error))),
-            Poll::Pending => match ready!(this.inbox.feed(this.io.as_mut(), this.out, cx))? {
+            Poll::Pending => match ready!(this.read_state.feed(this.io.as_mut(), this.out, cx))? {
                 BodyFeed::More => Poll::Ready(Ok(())),
                 BodyFeed::Unasked => {
-                    let is_read = this.inbox.framing.is_over();
-                    this.inbox.watch(this.io, is_read, cx)
+                    let is_read = this.read_state.framing.is_over();
+                    this.read_state.watch(this.io, is_read, cx)
                 }
             },
         }
@@ -281,7 +281,7 @@ where
     /// Writes the response.
     fn answer(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
-        let Now::Answering { mut body, ending } = this.exchange.as_mut().project() else { return Poll::Ready(Ok(())) };
+        let Now::Responding { mut body, ending } = this.exchange.as_mut().project() else { return Poll::Ready(Ok(())) };
         let mut is_waiting = false;
         // Whether the response has ended, and completely.
         let mut ended = (*ending == ResponseFraming::None || *ending == ResponseFraming::Length(0)).then_some(true);
@@ -305,10 +305,10 @@ where
         }
         if let Some(is_whole) = ended {
             this.exchange.set(Exchange::None);
-            this.inbox.feed = None;
+            this.read_state.feed = None;
             match is_whole {
                 false => *this.end = Some(ConnEnd::Broken),
-                true if !this.manners.keeps || this.inbox.is_overrun || *this.is_finishing => {
+                true if !this.mode.keeps || this.read_state.is_overrun || *this.is_finishing => {
                     *this.end = Some(ConnEnd::Clean);
                 }
                 true => {}
@@ -318,7 +318,7 @@ where
         match this.out.poll(this.io.as_mut(), cx) {
             Poll::Ready(Ok(())) if !is_waiting => Poll::Ready(Ok(())),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            _ => this.inbox.watch(this.io, true, cx),
+            _ => this.read_state.watch(this.io, true, cx),
         }
     }
 }
@@ -327,18 +327,18 @@ impl ReadState {
     fn new() -> Self {
         ReadState {
             buffer: BytesMut::new(),
-            looked_at: 0,
+            scanned: 0,
             framing: Framing::EMPTY,
             feed: None,
             awaits_continue: false,
-            room: ROOM,
+            room: BODY_READ,
             is_overrun: false,
         }
     }
 
     /// The body of a parsed request: complete if it came with the head.
     fn begin(&mut self, framing: Framing, awaits_continue: bool) -> BodySource {
-        (self.framing, self.awaits_continue, self.room) = (framing, awaits_continue, ROOM);
+        (self.framing, self.awaits_continue, self.room) = (framing, awaits_continue, BODY_READ);
         if let Framing::Length(length) = self.framing
             && length <= self.buffer.len() as u64
         {
@@ -355,8 +355,8 @@ impl ReadState {
     }
 
     /// Reads a little to detect what comes next; returns the number of bytes, 0 at the end.
-    fn sip<T: AsyncRead>(&mut self, io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let mut room = [const { MaybeUninit::uninit() }; SIP];
+    fn read_some<T: AsyncRead>(&mut self, io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut room = [const { MaybeUninit::uninit() }; SMALL_READ];
         let mut room = ReadBuf::uninit(&mut room);
         ready!(io.poll_read(cx, &mut room))?;
         match self.buffer.is_empty() {
@@ -376,7 +376,7 @@ impl ReadState {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
-            if self.buffer.len() >= MOST_AHEAD {
+            if self.buffer.len() >= MOST_PIPELINED {
                 if !is_read {
                     return Poll::Pending;
                 }
@@ -386,7 +386,7 @@ impl ReadState {
                 self.buffer = BytesMut::new();
             }
             let read = if is_read {
-                self.sip(io.as_mut(), cx)
+                self.read_some(io.as_mut(), cx)
             } else {
                 read_body(&mut self.buffer, &mut self.room, io.as_mut(), cx)
             };
@@ -443,14 +443,14 @@ fn read_body<T: AsyncRead>(
     mut io: Pin<&mut T>,
     cx: &mut Context<'_>,
 ) -> Poll<io::Result<usize>> {
-    let most = (*room).min(MOST_AHEAD.saturating_sub(buffer.len())).max(SIP);
+    let most = (*room).min(MOST_PIPELINED.saturating_sub(buffer.len())).max(SMALL_READ);
     if buffer.capacity() - buffer.len() < most / 4 {
         buffer.reserve(most);
     }
     let mut spare = buffer.limit(most);
     let read = ready!(pin!(io.read_buf(&mut spare)).poll(cx))?;
     if read >= *room / 2 {
-        *room = (2 * *room).min(MOST_ROOM);
+        *room = (2 * *room).min(LONGEST_BODY_READ);
     }
     Poll::Ready(Ok(read))
 }

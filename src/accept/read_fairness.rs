@@ -33,7 +33,7 @@ pub(super) struct ReadFairness {
     is_alone: bool,
     clock: Clock,
     /// Requests admitted in this turn; `most` while any wait.
-    went_in: AtomicUsize,
+    admitted: AtomicUsize,
     queue: Mutex<Queue>,
 }
 
@@ -50,17 +50,17 @@ pub(super) enum ReadTicket {
     /// It may read.
     Free,
     /// Nothing had arrived; it asks when something has.
-    Asks,
+    AtNextRead,
     /// Waiting since then; woken when it may read.
-    Waits(Tick),
+    Waiting(Tick),
 }
 
 impl ReadTicket {
     /// Ends the wait and returns when it began, if it did.
     pub(super) fn end(&mut self) -> Option<Tick> {
         match std::mem::replace(self, ReadTicket::Free) {
-            ReadTicket::Waits(since) => Some(since),
-            ReadTicket::Free | ReadTicket::Asks => None,
+            ReadTicket::Waiting(since) => Some(since),
+            ReadTicket::Free | ReadTicket::AtNextRead => None,
         }
     }
 }
@@ -73,24 +73,24 @@ impl ReadFairness {
     }
 
     fn of(most: usize, is_alone: bool, clock: Clock) -> Self {
-        ReadFairness { most, is_alone, clock, went_in: AtomicUsize::new(0), queue: Mutex::default() }
+        ReadFairness { most, is_alone, clock, admitted: AtomicUsize::new(0), queue: Mutex::default() }
     }
 
     /// Ready when the connection may read. Wakes it after a wait; a wake-up for another reason admits it as
     /// well.
-    pub(super) fn poll(self: &Arc<Self>, pass: &mut ReadTicket, cx: &mut Context<'_>) -> Poll<()> {
-        if *pass != ReadTicket::Asks {
+    pub(super) fn poll(self: &Arc<Self>, ticket: &mut ReadTicket, cx: &mut Context<'_>) -> Poll<()> {
+        if *ticket != ReadTicket::AtNextRead {
             return Poll::Ready(());
         }
-        if self.went_in.load(Ordering::Relaxed) < self.most {
-            let before = self.went_in.fetch_add(1, Ordering::Relaxed);
+        if self.admitted.load(Ordering::Relaxed) < self.most {
+            let before = self.admitted.fetch_add(1, Ordering::Relaxed);
             // Turns advance while there is room, so that a few requests at a time do not wait.
             if before >= self.most / 2 {
                 self.begin_turn(&mut self.queue.lock());
             }
             return Poll::Ready(());
         }
-        *pass = ReadTicket::Waits(self.clock.now());
+        *ticket = ReadTicket::Waiting(self.clock.now());
         let mut queue = self.queue.lock();
         queue.waiting.push_back(cx.waker().clone());
         self.begin_turn(&mut queue);
@@ -116,7 +116,7 @@ impl ReadFairness {
             let next = queue.waiting.len().min(self.most);
             let is_last = next == queue.waiting.len();
             queue.turns = !is_last;
-            self.went_in.store(if is_last { next } else { self.most }, Ordering::Relaxed);
+            self.admitted.store(if is_last { next } else { self.most }, Ordering::Relaxed);
             queue.waiting.drain(..next).for_each(Waker::wake);
             if is_last {
                 return;
@@ -148,23 +148,23 @@ mod tests {
 
     /// A connection that asks once, and records its number when admitted.
     fn asks(
-        turnstile: &Arc<ReadFairness>,
+        read_fairness: &Arc<ReadFairness>,
         number: usize,
         log: &Arc<Mutex<Vec<usize>>>,
     ) -> tokio::task::JoinHandle<ReadTicket> {
-        let (turnstile, log) = (Arc::clone(turnstile), Arc::clone(log));
+        let (read_fairness, log) = (Arc::clone(read_fairness), Arc::clone(log));
         tokio::spawn(async move {
-            let mut pass = ReadTicket::Asks;
-            poll_fn(|cx| turnstile.poll(&mut pass, cx)).await;
+            let mut ticket = ReadTicket::AtNextRead;
+            poll_fn(|cx| read_fairness.poll(&mut ticket, cx)).await;
             log.lock().push(number);
-            pass
+            ticket
         })
     }
 
     #[tokio::test(start_paused = true)]
     async fn few_begin_at_once_and_the_others_in_the_order_in_which_they_came() {
-        let (turnstile, log) = (of(3), Arc::default());
-        let all: Vec<_> = (0..10).map(|number| asks(&turnstile, number, &log)).collect();
+        let (read_fairness, log) = (of(3), Arc::default());
+        let all: Vec<_> = (0..10).map(|number| asks(&read_fairness, number, &log)).collect();
         let mut seen = Vec::new();
         while log.lock().len() < 10 {
             tokio::task::yield_now().await;
@@ -175,15 +175,15 @@ mod tests {
         assert_eq!(*log.lock(), (0..10).collect::<Vec<_>>());
         for (number, asked) in all.into_iter().enumerate() {
             let waited = asked.await.unwrap();
-            assert_eq!(waited, if number < 3 { ReadTicket::Asks } else { ReadTicket::Waits(Tick::ZERO) });
+            assert_eq!(waited, if number < 3 { ReadTicket::AtNextRead } else { ReadTicket::Waiting(Tick::ZERO) });
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_any_thread_may_turn_all_come_in_too() {
-        let turnstile = Arc::new(ReadFairness::of(3, false, Clock::start()));
+        let read_fairness = Arc::new(ReadFairness::of(3, false, Clock::start()));
         let log = Arc::default();
-        for asked in (0..10).map(|number| asks(&turnstile, number, &log)).collect::<Vec<_>>() {
+        for asked in (0..10).map(|number| asks(&read_fairness, number, &log)).collect::<Vec<_>>() {
             asked.await.unwrap();
         }
         assert_eq!(*log.lock(), (0..10).collect::<Vec<_>>());
@@ -191,22 +191,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_comes_a_few_at_a_time_never_waits() {
-        let (turnstile, log) = (of(4), Arc::default());
+        let (read_fairness, log) = (of(4), Arc::default());
         for number in 0..30 {
-            let both = [asks(&turnstile, number, &log), asks(&turnstile, number, &log)];
+            let both = [asks(&read_fairness, number, &log), asks(&read_fairness, number, &log)];
             for asked in both {
-                assert_eq!(asked.await.unwrap(), ReadTicket::Asks);
+                assert_eq!(asked.await.unwrap(), ReadTicket::AtNextRead);
             }
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn nobody_is_overtaken_by_more_than_a_turn() {
-        let (turnstile, log) = (of(2), Arc::default());
-        let mut all: Vec<_> = (0..6).map(|number| asks(&turnstile, number, &log)).collect();
+        let (read_fairness, log) = (of(2), Arc::default());
+        let mut all: Vec<_> = (0..6).map(|number| asks(&read_fairness, number, &log)).collect();
         for number in 6..30 {
             tokio::task::yield_now().await;
-            all.push(asks(&turnstile, number, &log));
+            all.push(asks(&read_fairness, number, &log));
         }
         for asked in all {
             asked.await.unwrap();
@@ -218,24 +218,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_who_leave_while_they_wait_hold_up_nobody() {
-        let (turnstile, log) = (of(1), Arc::default());
-        let all: Vec<_> = (0..8).map(|number| asks(&turnstile, number, &log)).collect();
+        let (read_fairness, log) = (of(1), Arc::default());
+        let all: Vec<_> = (0..8).map(|number| asks(&read_fairness, number, &log)).collect();
         tokio::task::yield_now().await;
         all[1..7].iter().for_each(tokio::task::JoinHandle::abort);
         assert!(all.into_iter().next_back().unwrap().await.is_ok());
         for number in 8..12 {
-            asks(&turnstile, number, &log).await.unwrap();
+            asks(&read_fairness, number, &log).await.unwrap();
         }
         assert!(log.lock().ends_with(&[7, 8, 9, 10, 11]));
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_is_woken_by_something_else_need_not_wait() {
-        let turnstile = of(0);
-        let mut pass = ReadTicket::Asks;
+        let read_fairness = of(0);
+        let mut ticket = ReadTicket::AtNextRead;
         let mut cx = Context::from_waker(Waker::noop());
-        assert!(turnstile.poll(&mut pass, &mut cx).is_pending());
-        assert!(turnstile.poll(&mut pass, &mut cx).is_ready());
-        assert_eq!(pass, ReadTicket::Waits(Tick::ZERO));
+        assert!(read_fairness.poll(&mut ticket, &mut cx).is_pending());
+        assert!(read_fairness.poll(&mut ticket, &mut cx).is_ready());
+        assert_eq!(ticket, ReadTicket::Waiting(Tick::ZERO));
     }
 }

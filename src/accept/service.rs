@@ -38,42 +38,42 @@ pub(super) struct H2Stream {
     side: ClientState,
     /// Twice the number of frames returned; odd while the next one is pending. Even and unchanged means that
     /// the last frame has not been sent yet.
-    given: AtomicU64,
+    frames: AtomicU64,
     /// The body. Uncontended, because all access is from the stream's task.
-    shelf: Mutex<H2SendBuffer>,
+    send_buffer: Mutex<H2SendBuffer>,
 }
 
 impl H2Stream {
     /// The next frame for hyper.
     fn poll_frame(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let next = self.shelf.lock().poll_frame(cx);
+        let next = self.send_buffer.lock().poll_frame(cx);
         match &next {
-            Poll::Ready(_) => self.gave(),
-            Poll::Pending => self.owes(),
+            Poll::Ready(_) => self.frame_returned(),
+            Poll::Pending => self.frame_awaited(),
         }
         next
     }
 
     /// Polls the body although its last frame has not been sent.
     fn drive(&self, cx: &mut Context<'_>) {
-        if self.shelf.lock().prefetch(cx) {
+        if self.send_buffer.lock().prefetch(cx) {
             self.side.lift_total_deadline();
         }
     }
 
-    fn gave(&self) {
-        let given = self.given.load(Ordering::Relaxed);
-        self.given.store((given & !1) + 2, Ordering::Relaxed);
+    fn frame_returned(&self) {
+        let frames = self.frames.load(Ordering::Relaxed);
+        self.frames.store((frames & !1) + 2, Ordering::Relaxed);
     }
 
-    fn owes(&self) {
-        self.given.fetch_or(1, Ordering::Relaxed);
+    fn frame_awaited(&self) {
+        self.frames.fetch_or(1, Ordering::Relaxed);
     }
 
     /// The number of the frame waiting to be sent, if any.
     fn waiting(&self) -> Option<u64> {
-        let given = self.given.load(Ordering::Relaxed);
-        (given != 0 && given & 1 == 0).then_some(given)
+        let frames = self.frames.load(Ordering::Relaxed);
+        (frames != 0 && frames & 1 == 0).then_some(frames)
     }
 }
 
@@ -161,21 +161,21 @@ where
     /// Begins a request and calls the service.
     fn begin<F>(&self, multiplexed: bool, hand_over: impl FnOnce(ClientState) -> Option<F>) -> TrackedFuture<F> {
         let open = self.peer.greet(multiplexed);
-        let strand = multiplexed.then(|| {
-            let strand = Arc::new(H2Stream { side: self.peer.side_of_a_stream(), ..H2Stream::default() });
+        let h2_stream = multiplexed.then(|| {
+            let h2_stream = Arc::new(H2Stream { side: self.peer.side_of_a_stream(), ..H2Stream::default() });
             // The stream's task is counted too, so that a connection does not look idle while the last frames of
             // a response wait for the client's window.
-            *self.handover.lock() = Some((Arc::clone(&strand), self.peer.greet(true)));
-            strand
+            *self.handover.lock() = Some((Arc::clone(&h2_stream), self.peer.greet(true)));
+            h2_stream
         });
-        let side = match &strand {
-            Some(strand) => strand.side.clone(),
+        let side = match &h2_stream {
+            Some(h2_stream) => h2_stream.side.clone(),
             None => {
                 self.peer.side.reset();
                 self.peer.side.clone()
             }
         };
-        TrackedFuture { inner: hand_over(side), told: Some((open, strand)) }
+        TrackedFuture { inner: hand_over(side), request: Some((open, h2_stream)) }
     }
 }
 
@@ -185,7 +185,7 @@ pin_project! {
         // `None`: the call panicked.
         #[pin]
         inner: Option<F>,
-        told: Option<(OpenRequest, Option<Arc<H2Stream>>)>,
+        request: Option<(OpenRequest, Option<Arc<H2Stream>>)>,
     }
 }
 
@@ -203,16 +203,16 @@ where
             Some(inner) => ready!(inner.poll(cx)).map(|response| response.map(Ok)),
             None => Ok(failed().map(Err)),
         };
-        let (open, strand) = this.told.take().expect("not polled after it was ready");
+        let (open, h2_stream) = this.request.take().expect("not polled after it was ready");
         Poll::Ready(response.map(|response| {
             let (head, body) = response.into_parts();
-            match (body, strand) {
+            match (body, h2_stream) {
                 (Err(body), _) => Response::from_parts(head, TrackedBody::Failed { body, _open: open }),
                 (Ok(body), None) => Response::from_parts(head, TrackedBody::Plain { body, open }),
                 // hyper takes all headers from the map.
-                (Ok(body), Some(strand)) => with_fields(Response::from_parts(head, body)).map(|body| {
-                    *strand.shelf.lock() = H2SendBuffer::of(Box::pin(body.map_err(Into::into)));
-                    TrackedBody::Stream { strand, _open: open }
+                (Ok(body), Some(h2_stream)) => with_fields(Response::from_parts(head, body)).map(|body| {
+                    *h2_stream.send_buffer.lock() = H2SendBuffer::of(Box::pin(body.map_err(Into::into)));
+                    TrackedBody::Stream { h2_stream, _open: open }
                 }),
             }
         }))
@@ -239,7 +239,7 @@ pin_project! {
         // HTTP/1: unchanged.
         Plain { #[pin] body: B, open: OpenRequest },
         // HTTP/2: held by the stream, so that its watcher can drive it.
-        Stream { strand: Arc<H2Stream>, _open: OpenRequest },
+        Stream { h2_stream: Arc<H2Stream>, _open: OpenRequest },
         // A response made here.
         Failed { #[pin] body: Full<Bytes>, _open: OpenRequest },
     }
@@ -247,8 +247,8 @@ pin_project! {
         fn drop(this: Pin<&mut Self>) {
             match this.project() {
                 Projected::Plain { open, .. } => open.peer().side.lift_total_deadline(),
-                Projected::Stream { strand, .. } => {
-                    let left = std::mem::take(&mut *strand.shelf.lock());
+                Projected::Stream { h2_stream, .. } => {
+                    let left = std::mem::take(&mut *h2_stream.send_buffer.lock());
                     drop(left);
                 }
                 Projected::Failed { .. } => {}
@@ -289,7 +289,7 @@ where
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project() {
             Projected::Plain { body, .. } => body.poll_frame(cx).map(|next| next.map(|next| next.map_err(Into::into))),
-            Projected::Stream { strand, .. } => strand.poll_frame(cx),
+            Projected::Stream { h2_stream, .. } => h2_stream.poll_frame(cx),
             Projected::Failed { body, .. } => {
                 body.poll_frame(cx).map(|next| next.map(|next| next.map_err(|never| match never {})))
             }
@@ -299,7 +299,7 @@ where
     fn is_end_stream(&self) -> bool {
         match self {
             TrackedBody::Plain { body, .. } => body.is_end_stream(),
-            TrackedBody::Stream { strand, .. } => strand.shelf.lock().is_end_stream(),
+            TrackedBody::Stream { h2_stream, .. } => h2_stream.send_buffer.lock().is_end_stream(),
             TrackedBody::Failed { body, .. } => body.is_end_stream(),
         }
     }
@@ -307,7 +307,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match self {
             TrackedBody::Plain { body, .. } => body.size_hint(),
-            TrackedBody::Stream { strand, .. } => strand.shelf.lock().size_hint(),
+            TrackedBody::Stream { h2_stream, .. } => h2_stream.send_buffer.lock().size_hint(),
             TrackedBody::Failed { body, .. } => body.size_hint(),
         }
     }
@@ -333,14 +333,14 @@ where
 {
     /// The task is owned by its [`OpenRequest`]: the connection waits until all have ended.
     fn execute(&self, stream: F) {
-        let Some((strand, open)) = self.handover.lock().take() else {
+        let Some((h2_stream, open)) = self.handover.lock().take() else {
             // Only a tunnel has no preceding call, and tunnels are rejected.
             return;
         };
         let stall = Stall::none();
         let watched = H2StreamTask {
             stream,
-            strand,
+            h2_stream,
             open,
             drain_watch: self.drain.drain_watch(),
             stall,
@@ -356,7 +356,7 @@ pin_project! {
     struct H2StreamTask<F> {
         #[pin]
         stream: F,
-        strand: Arc<H2Stream>,
+        h2_stream: Arc<H2Stream>,
         drain_watch: DrainWatch,
         stall: Stall,
         // The frame that the current stretch is about.
@@ -372,7 +372,7 @@ impl<F: Future<Output = ()>> Future for H2StreamTask<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        let side = &this.strand.side;
+        let side = &this.h2_stream.side;
         while let Some(phase) = this.drain_watch.poll_phase(cx) {
             if phase >= DrainPhase::Over {
                 side.end_drain();
@@ -386,7 +386,7 @@ impl<F: Future<Output = ()>> Future for H2StreamTask<F> {
             return Poll::Ready(());
         }
         let clock = &this.open.peer().clock;
-        match this.strand.waiting() {
+        match this.h2_stream.waiting() {
             None => {
                 this.stall.end(side, clock);
                 Poll::Pending
@@ -396,7 +396,7 @@ impl<F: Future<Output = ()>> Future for H2StreamTask<F> {
                     *this.frame = frame;
                     this.stall.end(side, clock);
                 }
-                this.strand.drive(cx);
+                this.h2_stream.drive(cx);
                 let severed = ready!(this.stall.refused(side, clock, *this.write_stall, cx));
                 tracing::debug!(?severed, "client does not read; resetting its stream");
                 Poll::Ready(())

@@ -333,29 +333,29 @@ async fn degrade(State(view): SharedView, request: Request) -> Response {
         for_seconds: Option<serde_json::Value>,
     }
     let body = axum::body::to_bytes(request.into_body(), LONGEST_WISH).await.unwrap_or_default();
-    let wish: Option<LevelRequest> = serde_json::from_slice(&body).ok();
-    let level = |wish: &LevelRequest| match &wish.level {
+    let wanted: Option<LevelRequest> = serde_json::from_slice(&body).ok();
+    let level = |wanted: &LevelRequest| match &wanted.level {
         serde_json::Value::String(word) if word == "auto" => Some(None),
         other => other.as_u64().and_then(|level| usize::try_from(level).ok()).map(Some),
     };
-    let length = |wish: &LevelRequest, level: Option<usize>| match &wish.for_seconds {
+    let length = |wanted: &LevelRequest, level: Option<usize>| match &wanted.for_seconds {
         None => Some(None),
         Some(seconds) => {
             let seconds = seconds.as_u64().filter(|seconds| level.is_some() && (1..=LONGEST).contains(seconds));
             seconds.map(|seconds| Some(Duration::from_secs(seconds)))
         }
     };
-    let read = wish.and_then(|wish| {
-        let level = level(&wish)?;
-        let length = length(&wish, level)?;
-        Some((wish, level, length))
+    let read = wanted.and_then(|wanted| {
+        let level = level(&wanted)?;
+        let length = length(&wanted, level)?;
+        Some((wanted, level, length))
     });
-    let Some((wish, level, length)) = read else {
+    let Some((wanted, level, length)) = read else {
         let text = "send {\"class\": NAME, \"level\": NUMBER}, or \"auto\" as the level; \
                     \"for_seconds\": 1 to 604800 beside a number gives it an end\n";
         return plain(StatusCode::BAD_REQUEST, text);
     };
-    match view.force_level(&wish.class, level, length) {
+    match view.force_level(&wanted.class, level, length) {
         Ok(now) => {
             let body = serde_json::to_vec(&now).expect("names and numbers are always JSON");
             ([(CONTENT_TYPE, "application/json")], body).into_response()
@@ -767,16 +767,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_level_is_set_by_hand_only_with_the_token() {
-        let wish = r#"{"class":"chat","level":2}"#;
-        assert_eq!(degrade(None, "Bearer t", wish).await.status, 403, "none is configured");
-        assert_eq!(degrade(Some("t"), "Bearer x", wish).await.status, 401);
-        let set = degrade(Some("t"), "Bearer t", wish).await;
+        let wanted = r#"{"class":"chat","level":2}"#;
+        assert_eq!(degrade(None, "Bearer t", wanted).await.status, 403, "none is configured");
+        assert_eq!(degrade(Some("t"), "Bearer x", wanted).await.status, 401);
+        let set = degrade(Some("t"), "Bearer t", wanted).await;
         assert_eq!((set.status, set.kind.as_str()), (200, "application/json"));
         assert!(set.text.contains(r#""level":2,"levels":2"#) && set.text.contains(r#""forced":true"#), "{}", set.text);
         assert!(set.text.contains(r#""forced_for_seconds":null"#), "it stands until it is handed back: {}", set.text);
         for seconds in [1, 604_800] {
-            let wish = format!(r#"{{"class":"chat","level":2,"for_seconds":{seconds}}}"#);
-            let set = degrade(Some("t"), "Bearer t", &wish).await;
+            let wanted = format!(r#"{{"class":"chat","level":2,"for_seconds":{seconds}}}"#);
+            let set = degrade(Some("t"), "Bearer t", &wanted).await;
             assert!(set.text.contains(&format!(r#""forced_for_seconds":{seconds}"#)), "{}", set.text);
         }
         let back = degrade(Some("t"), "Bearer t", r#"{"class":"chat","level":"auto"}"#).await;
@@ -816,8 +816,8 @@ mod tests {
             assert_eq!(degrade(Some("t"), "Bearer t", bad).await.status, 400, "{bad}");
         }
         for length in ["0", "604801", "-1", "1.5", "\"60\"", "null", "1e99"] {
-            let wish = format!(r#"{{"class":"chat","level":1,"for_seconds":{length}}}"#);
-            let answered = degrade(Some("t"), "Bearer t", &wish).await;
+            let wanted = format!(r#"{{"class":"chat","level":1,"for_seconds":{length}}}"#);
+            let answered = degrade(Some("t"), "Bearer t", &wanted).await;
             // null is as good as nothing.
             assert_eq!(answered.status, if length == "null" { 200 } else { 400 }, "{length}");
         }

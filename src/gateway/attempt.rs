@@ -560,7 +560,7 @@ impl Attempt<'_> {
         let expect =
             ResponseExpectation::of(request.context.dialect(), request.context.facts(), request.context.start, ratio);
         let mut observer = Observer::new(expect, reader, status, request.context.policy.watch.clone());
-        observer.knows(&self.bound.moulds);
+        observer.use_templates(&self.bound.templates);
         observer
     }
 

@@ -64,7 +64,7 @@ pub struct PoolHandle {
     /// Its engines.
     pub live_pool: Arc<Pool>,
     /// Templates of its engines' responses.
-    pub moulds: Arc<TemplateCache>,
+    pub templates: Arc<TemplateCache>,
 }
 
 impl SettingsSnapshot {
@@ -192,8 +192,8 @@ impl PoolHandle {
         let shown = HeaderValue::from_str(pool.id.as_str()).ok();
         let pool_queue = pool_queues.pool_queue(&pool.id).filter(|_| pool.concurrency != Concurrency::Unlimited);
         let live_pool = fleet.live_pool(&pool.id).expect("a fleet knows the pools that it follows");
-        let moulds = Arc::new(TemplateCache::new());
-        PoolHandle { settings: Arc::clone(pool), shown, fixed_headers, pool_queue, live_pool, moulds }
+        let templates = Arc::new(TemplateCache::new());
+        PoolHandle { settings: Arc::clone(pool), shown, fixed_headers, pool_queue, live_pool, templates }
     }
 
     /// Whether its concurrency is limited.

@@ -40,7 +40,7 @@ pub struct HeadCache<H> {
 }
 
 struct CachedHead<H> {
-    mould: HeadTemplate,
+    template: HeadTemplate,
     /// The parsed head, with the values of the last match.
     head: H,
     /// One bit per line whose value differs from the template's.
@@ -57,14 +57,14 @@ impl<H: CacheableHead> HeadCache<H> {
     /// Returns the cached head if `bytes` starts with it (at most `longest` bytes), with changed header
     /// values replaced.
     pub fn find(&mut self, bytes: &[u8], longest: usize) -> Option<(&H, HeadMatch)> {
-        let CachedHead { mould, head, filled } = &mut **self.last.as_mut()?;
-        let mut fit = mould.fit(bytes).filter(|fit| fit.length <= longest)?;
+        let CachedHead { template, head, filled } = &mut **self.last.as_mut()?;
+        let mut fit = template.fit(bytes).filter(|fit| fit.length <= longest)?;
         let changed = mem::take(&mut fit.changed);
         if *filled != 0 || !changed.is_empty() {
-            let is_length = |line: usize| mould.slots[line].kind == SlotKind::Length;
+            let is_length = |line: usize| template.slots[line].kind == SlotKind::Length;
             let only_length = changed.iter().all(|(line, _)| is_length(*line))
-                && (0..mould.slots.len()).all(|line| *filled & 1 << line == 0 || is_length(line));
-            *filled = mould.fill(head.fields_mut(only_length), changed, *filled);
+                && (0..template.slots.len()).all(|line| *filled & 1 << line == 0 || is_length(line));
+            *filled = template.fill(head.fields_mut(only_length), changed, *filled);
         }
         self.in_full = 1;
         Some((head, fit))
@@ -74,8 +74,8 @@ impl<H: CacheableHead> HeadCache<H> {
     pub fn learn(&mut self, head: &H, fields: &HeaderMap, text: &Bytes, lines: usize) {
         self.in_full = self.in_full.saturating_add(1);
         let is_worth_it = (2..=MOST_IN_VAIN).contains(&self.in_full);
-        let mould = is_worth_it.then(|| HeadTemplate::of(fields, text, lines)).flatten();
-        self.last = mould.map(|mould| Box::new(CachedHead { mould, head: head.clone(), filled: 0 }));
+        let template = is_worth_it.then(|| HeadTemplate::of(fields, text, lines)).flatten();
+        self.last = template.map(|template| Box::new(CachedHead { template, head: head.clone(), filled: 0 }));
     }
 }
 
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn no_mould_is_made_of_heads_on_which_more_depends_or_that_are_large() {
+    fn no_template_is_made_of_heads_on_which_more_depends_or_that_are_large() {
         let head = |lines: &str| format!("HTTP/1.1 200 OK\r\n{lines}\r\n");
         for lines in [
             "expect: 100-continue\r\n",

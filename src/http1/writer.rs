@@ -83,10 +83,10 @@ pub fn put_response_head(
     head: &response::Parts,
     body: &impl ResponseHeaders,
     length: Option<u64>,
-    manners: ResponseMode,
+    mode: ResponseMode,
     date: &[u8],
 ) -> (ResponseFraming, bool) {
-    let ResponseMode { version, is_head, keeps } = manners;
+    let ResponseMode { version, is_head, keeps } = mode;
     let has_none = is_bodiless(head.status);
     let stated = || stated_length(head.headers.get(CONTENT_LENGTH)?.as_bytes());
     // The body of a HEAD response is empty; its length is that of the GET.

@@ -333,7 +333,7 @@ impl LoadExchange {
             ..ObserverOptions::default()
         };
         let mut seen = Observer::new(expect, reader, status, watch);
-        seen.knows(&self.shared.templates);
+        seen.use_templates(&self.shared.templates);
         seen
     }
 

@@ -206,7 +206,7 @@ impl EventParser {
     }
 
     fn word_ended(&mut self, word: StringField, depth: usize) {
-        if !self.stays_in_mould(word) {
+        if !self.stays_in_template(word) {
             self.slots.keep_private();
         }
         let text = self.short.text();
@@ -263,7 +263,7 @@ impl EventParser {
 
     /// Whether a shared template may contain this word or a placeholder for it. Words of errors, and names,
     /// are never kept.
-    fn stays_in_mould(&self, word: StringField) -> bool {
+    fn stays_in_template(&self, word: StringField) -> bool {
         match word {
             StringField::Finish | StringField::StopReason => true,
             StringField::Kind

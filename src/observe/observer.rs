@@ -110,7 +110,7 @@ impl Observer {
 
     /// Enables templates of earlier responses.
     #[inline]
-    pub fn knows(&mut self, templates: &Arc<TemplateCache>) {
+    pub fn use_templates(&mut self, templates: &Arc<TemplateCache>) {
         let expect = self.event_reader.builder.expect();
         if expect.dialect.generates() && expect.choices == 1 && expect.echo_prompts.is_empty() {
             self.event_reader.cursor = Some(TemplateCursor::of(templates));
@@ -139,7 +139,7 @@ impl Observer {
 
     /// The template of the stream's usual events.
     #[cfg(test)]
-    pub(super) fn own_mould(&self) -> Option<String> {
+    pub(super) fn own_template(&self) -> Option<String> {
         self.event_reader.template.as_ref().map(|known| format!("{known:?}"))
     }
 

@@ -813,7 +813,7 @@ fn c76_a_shape_without_a_message_does_not_hide_one() {
     let templates = std::sync::Arc::new(TemplateCache::new());
     let error_in = |data: &str| {
         let mut seen = Seen::new(chat());
-        seen.observer.knows(&templates);
+        seen.observer.use_templates(&templates);
         seen.data(1, data).observer.error().map(|error| error.code)
     };
     for _ in 0..3 {
@@ -887,7 +887,7 @@ fn c77_a_template_knows_the_type_of_its_part() {
     for _ in 0..3 {
         for (kind, visible) in [("text", true), ("reasoning", false), ("thoughts", false), ("output", true)] {
             let mut seen = Seen::new(chat());
-            seen.observer.knows(&templates);
+            seen.observer.use_templates(&templates);
             let event = delta(&format!(r#"{{"content":[{{"type":"{kind}","text":"abc"}}]}}"#));
             let seen = seen.data(1, &event).data(2, &event);
             assert!(seen.notes.iter().all(|info| info.token && info.visible == visible), "{kind}");

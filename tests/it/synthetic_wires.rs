@@ -150,7 +150,7 @@ impl Made {
     fn replay_knowing(
         &self,
         cuts: &BTreeSet<usize>,
-        moulds: Option<&Arc<TemplateCache>>,
+        templates: Option<&Arc<TemplateCache>>,
     ) -> (Timeline, Vec<(PieceInfo, usize)>) {
         let Made { wire, .. } = self;
         let itl = thresholds(&self.class)[2].map(Duration::from_millis);
@@ -160,7 +160,7 @@ impl Made {
             ..ObserverOptions::default()
         };
         let mut observer = Observer::new(wire.expect(), self.reader(), wire.status, watch);
-        moulds.into_iter().for_each(|moulds| observer.knows(moulds));
+        templates.into_iter().for_each(|templates| observer.use_templates(templates));
         let (mut passed, mut notes) = (Vec::new(), Vec::new());
         let mut pass = |piece: Bytes, note: &PieceInfo| {
             passed.extend_from_slice(&piece);
@@ -279,19 +279,19 @@ fn the_timeline_does_not_depend_on_the_cuts() {
 #[test]
 fn cached_templates_give_the_same_timeline() {
     // Templates come from all of them, in either order.
-    let (all, moulds) = (all(), [0, 1].map(|_| Arc::new(TemplateCache::new())));
+    let (all, templates) = (all(), [0, 1].map(|_| Arc::new(TemplateCache::new())));
     for made in &all {
-        made.replay_knowing(&BTreeSet::new(), Some(&moulds[0]));
+        made.replay_knowing(&BTreeSet::new(), Some(&templates[0]));
     }
     for made in all.iter().rev() {
-        made.replay_knowing(&BTreeSet::new(), Some(&moulds[1]));
+        made.replay_knowing(&BTreeSet::new(), Some(&templates[1]));
     }
     for made in all {
         let length = made.wire.body.len();
         for cuts in (0..length).map(|cut| BTreeSet::from([cut])).chain([BTreeSet::new(), (0..length).collect()]) {
             let alone = made.replay_knowing(&cuts, None);
-            for moulds in &moulds {
-                assert_eq!(made.replay_knowing(&cuts, Some(moulds)), alone, "{}", made.wire.name);
+            for templates in &templates {
+                assert_eq!(made.replay_knowing(&cuts, Some(templates)), alone, "{}", made.wire.name);
             }
         }
     }

@@ -163,7 +163,7 @@ fn a_response_with_a_cached_template_has_the_timeline_of_full_parsing() {
     let templates = Arc::new(TemplateCache::new());
     let at_once = |wire: &Wire, body: &[u8], templates: Option<&Arc<TemplateCache>>| {
         let mut observer = Observer::new(wire.expect(), ResponseFormat::Json, wire.status, watch());
-        templates.into_iter().for_each(|templates| observer.knows(templates));
+        templates.into_iter().for_each(|templates| observer.use_templates(templates));
         observer.frame(body.to_vec().into(), wire.end, &mut |_, _| {});
         observer.end(Ending::Clean, wire.end)
     };
@@ -189,7 +189,7 @@ fn a_stream_with_cached_templates_has_the_timeline_of_full_parsing() {
     let check = |wire: &Wire, cuts: &BTreeSet<usize>, what: &str| {
         let observer = || Observer::new(wire.expect(), wire.reader(), wire.status, watch());
         let mut knowing = observer();
-        knowing.knows(&templates);
+        knowing.use_templates(&templates);
         let (known, alone) = (replay_to(knowing, wire, cuts), replay_to(observer(), wire, cuts));
         assert_eq!(known, alone, "{} {what}", wire.name);
     };

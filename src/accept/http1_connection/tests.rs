@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 use super::writer::WriteBuffer;
-use super::{MOST_AHEAD, ReadState, SIP};
+use super::{MOST_PIPELINED, ReadState, SMALL_READ};
 
 use crate::accept::settings::Listen;
 use crate::accept::{BodyError, ConnectionServer, Drain, DrainPhase, IncomingRequest, RequestBody};
@@ -320,20 +320,20 @@ async fn an_idle_connection_does_not_keep_what_its_body_was_read_into() {
         sent.extend_from_slice(b"GET /next");
         ours.write_all(&sent).await.unwrap();
         let mut theirs = pin!(theirs);
-        let (mut inbox, mut out) = (ReadState::new(), WriteBuffer::default());
-        let mut body = RequestBody::new(inbox.begin(framing, false), ClientState::default());
+        let (mut read_state, mut out) = (ReadState::new(), WriteBuffer::default());
+        let mut body = RequestBody::new(read_state.begin(framing, false), ClientState::default());
         let read = poll_fn(|cx| {
             loop {
                 match Pin::new(&mut body).poll_frame(cx) {
                     Poll::Ready(Some(frame)) => drop(frame.unwrap()),
                     Poll::Ready(None) => return Poll::Ready(()),
-                    Poll::Pending => drop(ready!(inbox.feed(theirs.as_mut(), &mut out, cx))),
+                    Poll::Pending => drop(ready!(read_state.feed(theirs.as_mut(), &mut out, cx))),
                 }
             }
         });
         read.await;
-        assert!(inbox.buffer.starts_with(b"GET /next") || inbox.buffer.is_empty());
-        assert!(inbox.buffer.capacity() <= SIP, "{}", inbox.buffer.capacity());
+        assert!(read_state.buffer.starts_with(b"GET /next") || read_state.buffer.is_empty());
+        assert!(read_state.buffer.capacity() <= SMALL_READ, "{}", read_state.buffer.capacity());
     }
 }
 
@@ -373,22 +373,22 @@ async fn a_body_that_is_not_awaited_for_a_moment_is_read_in_large_pieces() {
     let (mut ours, io) = tokio::io::duplex(2 * LENGTH);
     ours.write_all(&vec![b'x'; LENGTH]).await.unwrap();
     let mut theirs = pin!(CountedReads { io, count: 0 });
-    let (mut inbox, mut out) = (ReadState::new(), WriteBuffer::default());
-    let mut body = RequestBody::new(inbox.begin(Framing::Length(LENGTH as u64), false), ClientState::default());
+    let (mut read_state, mut out) = (ReadState::new(), WriteBuffer::default());
+    let mut body = RequestBody::new(read_state.begin(Framing::Length(LENGTH as u64), false), ClientState::default());
     let mut left = LENGTH;
     let read = poll_fn(|cx| {
         while left > 0 {
-            assert!(inbox.watch(theirs.as_mut(), false, cx).is_pending());
-            assert!(inbox.buffer.len() <= MOST_AHEAD && inbox.buffer.capacity() <= 2 * MOST_AHEAD);
+            assert!(read_state.watch(theirs.as_mut(), false, cx).is_pending());
+            assert!(read_state.buffer.len() <= MOST_PIPELINED && read_state.buffer.capacity() <= 2 * MOST_PIPELINED);
             match Pin::new(&mut body).poll_frame(cx) {
                 Poll::Ready(frame) => left -= frame.unwrap().unwrap().into_data().unwrap().len(),
-                Poll::Pending => drop(ready!(inbox.feed(theirs.as_mut(), &mut out, cx))),
+                Poll::Pending => drop(ready!(read_state.feed(theirs.as_mut(), &mut out, cx))),
             }
         }
         Poll::Ready(())
     });
     read.await;
-    assert!(theirs.count <= 2 * LENGTH / MOST_AHEAD + 4, "{} reads", theirs.count);
+    assert!(theirs.count <= 2 * LENGTH / MOST_PIPELINED + 4, "{} reads", theirs.count);
 }
 
 #[tokio::test(start_paused = true)]

@@ -62,10 +62,10 @@ impl WriteBuffer {
         head: &response::Parts,
         body: &impl ResponseHeaders,
         length: Option<u64>,
-        manners: ResponseMode,
+        mode: ResponseMode,
         date: &[u8],
     ) -> (ResponseFraming, bool) {
-        http1::put_response_head(self.bytes(), head, body, length, manners, date)
+        http1::put_response_head(self.bytes(), head, body, length, mode, date)
     }
 
     /// Appends the rejection of an unparsable request, in the format of its path as far as
@@ -80,8 +80,8 @@ impl WriteBuffer {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.extend(HeaderValue::from_str(id.as_str()).ok().map(|id| (X_REQUEST_ID, id)));
         headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
-        let manners = ResponseMode { version: Version::HTTP_11, is_head: false, keeps: false };
-        self.head(&response.into_parts().0, &Empty::new(), Some(body.len() as u64), manners, date);
+        let mode = ResponseMode { version: Version::HTTP_11, is_head: false, keeps: false };
+        self.head(&response.into_parts().0, &Empty::new(), Some(body.len() as u64), mode, date);
         self.bytes().extend_from_slice(&body);
     }
 

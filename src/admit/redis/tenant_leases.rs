@@ -27,7 +27,7 @@ const GRACE: Duration = Duration::from_secs(60);
 pub(super) const LONGEST_LIFE: Duration = Duration::from_secs(400 * 24 * 60 * 60);
 
 /// Most scopes handled by one call.
-const SHELVES_IN_A_CALL: usize = 8;
+const SCOPES_IN_A_CALL: usize = 8;
 
 /// Amounts held of the tenant's leases, and of its model's.
 pub(super) type HeldByScope = [HeldAmounts; 2];
@@ -254,7 +254,7 @@ impl TenantLeases {
                 sent.call.places.push(leases.places());
             }
             scopes += usize::from(sent.call.buckets.len() + sent.call.places.len() > before);
-            if scopes == SHELVES_IN_A_CALL {
+            if scopes == SCOPES_IN_A_CALL {
                 break;
             }
         }

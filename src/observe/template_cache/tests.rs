@@ -36,7 +36,7 @@ fn learned(dialect: Dialect, bodies: &[&str]) -> Arc<TemplateCache> {
 
 fn observed(expect: ResponseExpectation, templates: Option<&Arc<TemplateCache>>, frames: &[&[u8]]) -> Timeline {
     let mut observer = Observer::new(expect, ResponseFormat::Json, 200, watch());
-    templates.into_iter().for_each(|templates| observer.knows(templates));
+    templates.into_iter().for_each(|templates| observer.use_templates(templates));
     for (millis, frame) in frames.iter().enumerate() {
         observer.frame(Bytes::copy_from_slice(frame), Tick::from_millis(millis as u64), &mut |_, _| {});
     }
@@ -135,14 +135,14 @@ fn bodies_with_ambiguous_bytes_leave_no_template() {
     let logprobs = VLLM.replace("\"logprobs\":null", "\"logprobs\":{\"content\":[]}");
     let unread = VLLM.replace("\"annotations\":[]", "\"annotations\":[{\"secret\":1}]");
     for body in [two, error, arguments, logprobs, unread] {
-        assert!(moulds_of(Dialect::Chat, &body).is_empty(), "{body}");
+        assert!(templates_of(Dialect::Chat, &body).is_empty(), "{body}");
     }
     let named = r#"{"item":{"type":"function_call","name":"secret"},"output":[]}"#;
-    assert!(moulds_of(Dialect::Responses, named).is_empty());
+    assert!(templates_of(Dialect::Responses, named).is_empty());
 }
 
 /// The templates left by a body, as text.
-fn moulds_of(dialect: Dialect, body: &str) -> String {
+fn templates_of(dialect: Dialect, body: &str) -> String {
     let templates = learned(dialect, &[body]);
     let cached_templates = templates.bodies.of(dialect).unwrap().cached_templates.load();
     cached_templates.iter().map(|cached_template| cached_template.template.text()).collect()
@@ -253,7 +253,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn with_moulds_the_timeline_is_that_of_a_full_reading(
+    fn with_templates_the_timeline_is_that_of_a_full_parse(
         bodies in proptest::collection::vec((body(), proptest::collection::vec((any::<Index>(), any::<u8>(), any::<u8>()), 0..3)), 1..6),
         stream_asked in any::<bool>(),
         cut in any::<Index>(),
@@ -269,7 +269,7 @@ proptest! {
             let (head, rest) = body.split_at(cut.index(body.len()));
             let same_moment = |frames: &[&[u8]], templates| {
                 let mut observer = Observer::new(expect.clone(), ResponseFormat::Json, 200, watch());
-                Option::into_iter(templates).for_each(|templates| observer.knows(templates));
+                Option::into_iter(templates).for_each(|templates| observer.use_templates(templates));
                 frames.iter().for_each(|frame| observer.frame(Bytes::copy_from_slice(frame), Tick::ZERO, &mut |_, _| {}));
                 observer.end(Ending::Clean, Tick::from_millis(99))
             };
@@ -282,11 +282,11 @@ proptest! {
         let secret = body.replace("assistant", &word).replace("look", &word).replace("Be kind.", &word);
         let mut parser = EventParser::new(dialect, true, 0);
         if crate::json::walk_answer(secret.as_bytes(), &mut parser).is_ok() {
-            let left = moulds_of(dialect, &secret);
+            let left = templates_of(dialect, &secret);
             prop_assert!(!left.contains(&word), "{left}");
         }
         let telling = body.replace("\"text\":\"", "\"text\":\"SECRET").replace("\"content\":\"", "\"content\":\"SECRET");
         let telling = telling.replace("\"id\":\"", "\"id\":\"SECRET").replace("\"arguments\":\"", "\"arguments\":\"SECRET");
-        prop_assert!(!moulds_of(dialect, &telling).contains("SECRET"));
+        prop_assert!(!templates_of(dialect, &telling).contains("SECRET"));
     }
 }

@@ -145,7 +145,7 @@ fn observed(mut observer: Observer, frames: &[&[u8]]) -> (Seen, u32, Option<Stri
         });
     }
     observer.clean_end(Tick::from_millis(99), &mut |piece, info| pieces.push((piece, *info)));
-    let (misses, own) = (observer.misses(), observer.own_mould());
+    let (misses, own) = (observer.misses(), observer.own_template());
     let timeline = observer.end(Ending::Clean, Tick::from_millis(99));
     (Seen { pieces, frames: told, timeline }, misses, own)
 }
@@ -156,7 +156,7 @@ fn observer(dialect: Dialect) -> Observer {
 
 fn knowing(dialect: Dialect, templates: &Arc<TemplateCache>) -> Observer {
     let mut observer = observer(dialect);
-    observer.knows(templates);
+    observer.use_templates(templates);
     observer
 }
 
@@ -190,7 +190,7 @@ fn learned(dialect: Dialect, streams: &[&str]) -> Arc<TemplateCache> {
 }
 
 /// The templates left by streams, as text.
-fn moulds_of(dialect: Dialect, stream: &str) -> Vec<String> {
+fn templates_of(dialect: Dialect, stream: &str) -> Vec<String> {
     let templates = learned(dialect, &[stream]);
     let cached_templates = templates.events.of(dialect).unwrap().cached_templates.load();
     cached_templates.iter().map(|cached_template| cached_template.template.text()).collect()
@@ -314,7 +314,7 @@ fn an_echo_and_several_choices_are_read_in_full() {
     let echo = ResponseExpectation { echo_prompts: [String::from("Paris.")].into(), ..expect.clone() };
     for (expect, token_events) in [(echo, 1), (ResponseExpectation { choices: 2, ..expect }, 2)] {
         let mut observer = Observer::new(expect, ResponseFormat::Events, 200, watch());
-        observer.knows(&templates);
+        observer.use_templates(&templates);
         assert_eq!(observed(observer, &[stream]).0.timeline.token_events, token_events);
     }
 }
@@ -349,7 +349,7 @@ fn bytes_that_may_vary_leave_no_template() {
         (Dialect::Messages, "data: {\"type\":\"content_block_start\",\"content_block\":{\"type\":\"tool_use\",\"name\":\"SECRET\",\"input\":{}}}\n\n".to_owned()),
         (Dialect::Messages, "event: error\ndata: {\"type\":\"error\"}\n\n".to_owned()),
     ] {
-        assert_eq!(moulds_of(dialect, &event), [""; 0], "{event}");
+        assert_eq!(templates_of(dialect, &event), [""; 0], "{event}");
     }
 }
 
@@ -426,7 +426,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn with_moulds_the_same_is_seen_of_a_stream(
+    fn with_templates_the_same_is_observed_of_a_stream(
         streams in proptest::collection::vec((stream(), proptest::collection::vec((any::<Index>(), any::<u8>(), any::<u8>()), 0..3)), 1..6),
         cuts in proptest::collection::vec(any::<Index>(), 0..4),
     ) {
@@ -442,11 +442,11 @@ proptest! {
     }
 
     #[test]
-    fn no_text_of_a_stream_stays_in_a_mould((dialect, stream) in stream()) {
+    fn no_text_of_a_stream_stays_in_a_template((dialect, stream) in stream()) {
         let telling = ["text", "content", "reasoning", "thinking", "delta", "id", "item_id", "instructions", "model", "arguments", "name", "role"]
             .iter()
             .fold(stream, |stream, key| stream.replace(&format!("\"{key}\":\""), &format!("\"{key}\":\"SECRET")));
-        let left = moulds_of(dialect, &telling).concat();
+        let left = templates_of(dialect, &telling).concat();
         prop_assert!(!left.contains("SECRET"), "{left}");
     }
 }
