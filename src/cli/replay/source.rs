@@ -36,6 +36,8 @@ pub struct FeedState {
     pub notes: TraceNotes,
     /// Requests of a class that is not known.
     pub unknown_class: u64,
+    /// Requests of a model that no route of their class serves.
+    pub unknown_model: u64,
     /// Requests longer than a context.
     pub too_long: u64,
     /// Requests given out.
