@@ -12,6 +12,7 @@ mod records;
 mod show;
 mod simulate;
 mod source;
+mod tenant_keys;
 #[cfg(test)]
 mod tests;
 

@@ -144,7 +144,10 @@ fn remarks(result: &ReplayResult) -> Vec<String> {
     ];
     let counted = counted.into_iter().filter(|(count, _)| *count > 0);
     let mut found: Vec<String> = counted.map(|(count, what)| format!("{count} {what}")).collect();
-    if let ReplayTarget::Service { problems, .. } = &result.target {
+    if let ReplayTarget::Service { problems, tenants_without_key, .. } = &result.target {
+        if *tenants_without_key > 0 {
+            found.push(format!("{tenants_without_key} requests are of tenants that have no key in --tenant-keys"));
+        }
         found.extend(problems.iter().map(|problem| format!("INVALID: {problem}")));
     }
     found

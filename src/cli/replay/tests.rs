@@ -348,6 +348,18 @@ fn a_line_that_does_not_fit_together_says_what_is_missing() {
         ("@steady.csv --simulate --engines 1 --ttft 1 --engine @steady.csv", "describes no engine"),
         ("@steady.csv --url http://a --simulate --ttft 1", "cannot be used with"),
         ("@steady.csv --url http://a --ttft 1 --lose 1@5", "--run NAME=COMMAND"),
+        ("@steady.csv --url http://a --ttft 1 --lose a@5 --lose-by b=true", "no --lose-by has this name"),
+        (
+            "@steady.csv --url http://a --ttft 1 --lose a@5 --return a@6 --lose-by a=true",
+            "no --return-by brings it back",
+        ),
+        (
+            "@steady.csv --url http://a --ttft 1 --lose a@5 --lose-by a=true --return-by b=true",
+            "no --lose-by has this name",
+        ),
+        ("@steady.csv --url http://a --ttft 1 --lose a@5 --lose-by a", "write NAME=COMMAND"),
+        ("@steady.csv --url http://a --ttft 1 --lose a@5 --lose-by a=true --run a=true", "another engine of this name"),
+        ("@steady.csv --url http://a --ttft 1 --tenant-keys @keys", "those of -c FILE"),
         ("@steady.csv --simulate --engines 1 --ttft 1 --return 1@5", "--lose"),
         ("", "required"),
         ("--calibrate @nowhere", "name the folder of a sweep"),

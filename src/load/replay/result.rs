@@ -64,6 +64,8 @@ pub enum ReplayTarget {
         model: String,
         /// 99th percentile of the client's own lateness, in seconds.
         send_lag_p99_seconds: f64,
+        /// Requests of tenants without a key of their own, where `--tenant-keys` is given.
+        tenants_without_key: u64,
         /// Reasons why the run is invalid; empty if it is valid.
         problems: Vec<String>,
     },
