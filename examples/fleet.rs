@@ -293,7 +293,8 @@ fn levers(capacity: f64) -> String {
     ];
     let mut table = head(&mix, &["level", "answers made shorter", "met/s"]);
     for (name, degrade, overflow) in levers {
-        let policy = Policy::Scheduled(GatewayScheduling { degrade, overflow, ..GatewayScheduling::published() });
+        let levels = GatewayScheduling { degrade, ..GatewayScheduling::published() };
+        let policy = Policy::Scheduled(if overflow > 0 { levels.with_overflow(overflow) } else { levels });
         let report = run(&mix, &policy, BEYOND * capacity, &SPAN);
         row(&mut table, &mix, &[name, &report.shortened.to_string()], &report);
     }

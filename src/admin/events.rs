@@ -1,7 +1,8 @@
 //! Live updates of the status page: server-sent events with the changed parts.
 //!
 //! Parts are rendered at most once a second, whatever the number of viewers, on a blocking thread. At most
-//! [`VIEWERS`] are served; further ones are told to reload.
+//! [`VIEWERS`] are served; further ones are told to reload. An open page asks anew after [`VIEWED_FOR`], so that one
+//! that nobody reads holds its place no longer: until its connection's buffers are full nothing else shows that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,9 @@ const VIEWERS: usize = 32;
 
 /// Interval of updates of an open page.
 const EVERY: Duration = Duration::from_secs(2);
+
+/// Time after which an open page must ask anew.
+const VIEWED_FOR: Duration = Duration::from_secs(600);
 
 /// Time for which a rendered page is reused.
 const FRESH: Duration = Duration::from_secs(1);
@@ -52,6 +56,9 @@ struct Viewer {
     live: Arc<LivePage>,
     span: HistorySpan,
     last: Option<Arc<PageParts>>,
+    until: Tick,
+    /// Whether it was told to ask anew.
+    is_over: bool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -86,7 +93,8 @@ impl LivePage {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("10"));
             return response;
         };
-        let viewer = Viewer { live: self, span, last: None, _permit: permit };
+        let until = self.clock.now() + VIEWED_FOR;
+        let viewer = Viewer { live: self, span, last: None, until, is_over: false, _permit: permit };
         let events = stream::unfold(viewer, |mut viewer| async move {
             let events = viewer.next().await?;
             Some((Ok::<_, std::convert::Infallible>(Bytes::from(events)), viewer))
@@ -112,8 +120,11 @@ impl LivePage {
 }
 
 impl Viewer {
-    /// The next events: all parts at first, then the changed ones.
+    /// The next events: all parts at first, then the changed ones, in the end the word to ask anew.
     async fn next(&mut self) -> Option<String> {
+        if self.is_over {
+            return None;
+        }
         let mut text = String::new();
         if self.last.is_some() {
             let clock = self.live.clock;
@@ -134,6 +145,10 @@ impl Viewer {
             text.push_str(":\n\n");
         }
         self.last = Some(parts);
+        self.is_over = self.live.clock.now() >= self.until;
+        if self.is_over {
+            push_event(&mut text, "renew", "-");
+        }
         Some(text)
     }
 }

@@ -975,6 +975,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_open_page_asks_anew_after_ten_minutes_and_frees_its_place() {
+        let clock = Clock::start();
+        let router = router(Arc::new(CountingView::default()), Access::default(), clock);
+        let open = || router.clone().oneshot(Request::get("/events").body(Body::empty()).unwrap());
+        let mut bodies = Vec::new();
+        for _ in 0..32 {
+            bodies.push(open().await.unwrap().into_body());
+        }
+        let (mut body, mut text) = (bodies.pop().unwrap(), String::new());
+        events_until(&mut body, &mut text, "event: renew\ndata: -\n\n").await;
+        assert_eq!(clock.now(), crate::types::Tick::from_millis(600_000));
+        assert_eq!(open().await.unwrap().status(), 503, "it has its place until its end");
+        assert!(body.frame().await.is_none());
+        assert_eq!(open().await.unwrap().status(), 200);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn who_looks_at_the_same_time_shares_one_look_and_too_many_are_turned_away() {
         let view = Arc::new(CountingView::default());
         let router = router(Arc::clone(&view) as Arc<dyn AdminView>, Access::default(), Clock::start());

@@ -196,6 +196,9 @@ impl EndpointArgs {
     }
 }
 
+/// Content of a secret's file that is not on this machine; long enough for a key of hashes.
+pub(super) const ABSENT_SECRET: &[u8] = b"absent-on-this-machine";
+
 /// The surroundings of a settings file on a machine that makes load: it needs the classes, and has neither the gateway's keys
 /// nor its certificates.
 pub(super) struct WithoutSecrets(pub ProcessEnvironment);
@@ -206,7 +209,7 @@ impl Environment for WithoutSecrets {
     }
 
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
-        self.0.file(path).or_else(|_| Ok(b"not here".to_vec()))
+        self.0.file(path).or_else(|_| Ok(ABSENT_SECRET.to_vec()))
     }
 }
 

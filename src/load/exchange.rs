@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HOST, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -205,6 +205,9 @@ impl LoadExchange {
             *request.method_mut() = http::Method::POST;
             *request.uri_mut() = uri.clone();
             request.headers_mut().clone_from(&shared.classes[class].headers);
+            if let Some(authorization) = &planned.authorization {
+                request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+            }
             request
         };
         let connections = Arc::clone(&self.shared.connections);

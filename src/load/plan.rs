@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 use crate::dial::{Dial, EngineAddress, Roots};
 use crate::forward::settings::Timeouts;
@@ -30,6 +30,8 @@ pub struct PlannedRequest {
     pub output_cap: Option<Tokens>,
     /// The client disconnects this long after `at`, unless the response has ended.
     pub leaves_after: Option<Duration>,
+    /// `authorization` of this request, in place of the service's.
+    pub authorization: Option<HeaderValue>,
     /// Number of the planner's own, such as the line of a trace; copied into the record.
     pub tag: u64,
 }

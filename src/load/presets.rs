@@ -1,4 +1,4 @@
-//! Limits of the server scenario of MLPerf Inference, as classes. Pure.
+//! Limits of the scenarios Server and Interactive of MLPerf Inference, as classes. Pure.
 //!
 //! MLPerf requires the 99th percentiles of TTFT and of TPOT separately. Here both must hold on the same
 //! request for 99 of 100 requests, which is stricter.
@@ -22,8 +22,8 @@ const fn preset(name: &'static str, ttft_millis: u64, tpot_millis: u64) -> Prese
     Preset { name, ttft_millis, tpot_millis }
 }
 
-/// All presets.
-pub const PRESETS: [Preset; 8] = [
+/// All presets: the limits of the submission checker of MLPerf Inference v6.0.
+pub const PRESETS: [Preset; 11] = [
     preset("mlperf/llama2-70b", 2000, 200),
     preset("mlperf/llama2-70b-interactive", 450, 40),
     preset("mlperf/llama3.1-405b", 6000, 175),
@@ -32,6 +32,9 @@ pub const PRESETS: [Preset; 8] = [
     preset("mlperf/llama3.1-8b-interactive", 500, 30),
     preset("mlperf/deepseek-r1", 2000, 80),
     preset("mlperf/deepseek-r1-interactive", 1500, 15),
+    preset("mlperf/mixtral-8x7b", 2000, 200),
+    preset("mlperf/gpt-oss-120b", 3000, 80),
+    preset("mlperf/gpt-oss-120b-interactive", 2000, 15),
 ];
 
 /// Share of requests within each limit.
@@ -67,5 +70,25 @@ mod tests {
         assert_eq!(found.ttft.unwrap().threshold, Duration::from_millis(500));
         assert_eq!((found.tpot.unwrap().threshold, found.joint_target), (Duration::from_millis(30), 0.99));
         assert_eq!(Preset::find("mlperf/llama3.1-8b-INTERACTIVE"), None);
+    }
+
+    #[test]
+    fn every_preset_has_the_limits_of_its_benchmark() {
+        let found =
+            PRESETS.map(|preset| (preset.name.trim_start_matches("mlperf/"), preset.ttft_millis, preset.tpot_millis));
+        let published = [
+            ("llama2-70b", 2000, 200),
+            ("llama2-70b-interactive", 450, 40),
+            ("llama3.1-405b", 6000, 175),
+            ("llama3.1-405b-interactive", 4500, 80),
+            ("llama3.1-8b", 2000, 100),
+            ("llama3.1-8b-interactive", 500, 30),
+            ("deepseek-r1", 2000, 80),
+            ("deepseek-r1-interactive", 1500, 15),
+            ("mixtral-8x7b", 2000, 200),
+            ("gpt-oss-120b", 3000, 80),
+            ("gpt-oss-120b-interactive", 2000, 15),
+        ];
+        assert_eq!(found, published);
     }
 }

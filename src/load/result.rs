@@ -240,7 +240,11 @@ fn problems(
             end.unsent
         ));
     }
-    let excluded: Vec<&LoadRecord> = counted.iter().filter(|record| !record.is_judged()).collect();
+    // An interrupted run leaves its open requests itself.
+    let is_own_doing =
+        |record: &LoadRecord| end.aborted && record.reason == crate::judge::Excluded::ClientCancel.as_str();
+    let is_excluded = |record: &&LoadRecord| !record.is_judged() && !is_own_doing(record);
+    let excluded: Vec<&LoadRecord> = counted.iter().filter(is_excluded).collect();
     if excluded.len() as f64 > MOST_EXCLUDED * counted.len() as f64 {
         let reasons = counts(excluded.iter().map(|record| record.reason.as_str()));
         let reasons: Vec<String> = reasons.iter().map(|(reason, count)| format!("{reason}: {count}")).collect();

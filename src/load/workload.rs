@@ -211,6 +211,7 @@ impl WorkloadRequests<'_> {
             input_tokens: Some(input),
             output_cap: workload.endpoint.dialect().generates().then_some(Tokens(output)),
             leaves_after: None,
+            authorization: None,
             tag,
         }
     }

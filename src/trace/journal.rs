@@ -4,7 +4,7 @@
 //! earlier, a window's length of traffic at most.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::io::BufRead;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +35,7 @@ struct RecordedLine {
     endpoint: Option<String>,
     tenant: Option<String>,
     class: Option<String>,
+    model: Option<String>,
     #[serde(default)]
     stream: bool,
     choices: Option<u64>,
@@ -94,6 +95,7 @@ pub(super) struct JournalLines<R> {
     /// Hashes compare under one key only.
     key: u64,
     classes: HashMap<Arc<str>, MeanOutput>,
+    models: HashSet<Arc<str>>,
 }
 
 impl<R: BufRead> JournalLines<R> {
@@ -108,7 +110,18 @@ impl<R: BufRead> JournalLines<R> {
             is_read: false,
             key: 0,
             classes: HashMap::new(),
+            models: HashSet::new(),
         }
+    }
+
+    /// One copy of each name.
+    fn model(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.models.get(name) {
+            return Arc::clone(known);
+        }
+        let name: Arc<str> = Arc::from(name);
+        self.models.insert(Arc::clone(&name));
+        name
     }
 
     /// Reads one line. A line that is not JSON may be the rest of a crash.
@@ -149,6 +162,7 @@ impl<R: BufRead> JournalLines<R> {
             notes.not_generating += 1;
             return Ok(());
         };
+        let model = line.model.as_deref().map(|name| self.model(name));
         let class: Option<Arc<str>> = line.class.map(|name| match self.classes.get_key_value(name.as_str()) {
             Some((known, _)) => Arc::clone(known),
             None => Arc::from(name),
@@ -168,6 +182,7 @@ impl<R: BufRead> JournalLines<R> {
         let request = TraceRequest {
             line: number,
             class,
+            model,
             tenant: line.tenant.map(|tenant| hash_of(&tenant) ^ self.key),
             input: input.max(1),
             output: output.max(1),

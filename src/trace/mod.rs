@@ -48,6 +48,8 @@ pub struct TraceRequest {
     pub at: Duration,
     /// SLO class, if the trace has it.
     pub class: Option<Arc<str>>,
+    /// Model as the gateway's routes name it, if the trace has it.
+    pub model: Option<Arc<str>>,
     /// Tenant, as a hash that means nothing outside the trace.
     pub tenant: Option<u64>,
     /// Conversation, if the trace has it.

@@ -359,3 +359,46 @@ fn a_real_engine_is_killed_and_started_again_in_the_middle_of_a_replay() {
     assert!(class["missed"]["upstream_unavailable"].as_u64() >= Some(15), "{class}");
     assert_eq!(result["complete"].as_bool(), Some(true));
 }
+
+#[test]
+fn an_engine_that_runs_elsewhere_is_lost_and_brought_back_by_commands() {
+    let (desk, engine) = (Desk::new(), Running::engine(&["--speed", "20"]));
+    desk.trace("trace.csv", (0..60).map(|number| f64::from(number) * 0.05));
+    let replay = |more: &[&str]| {
+        let line = format!("replay @trace.csv --e2e 60 --json --url {} --lose left@0.2s", engine.url);
+        let mut words = desk.words(&line);
+        words.extend(more.iter().map(|word| (*word).to_owned()));
+        let ended = run(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        let result: Value = serde_json::from_str(&ended.told).unwrap_or_else(|_| panic!("{}", ended.errors));
+        (ended.code, result, ended.errors)
+    };
+    let back = desk.path("back").display().to_string();
+    let (code, result, errors) = replay(&["--lose-by", "left=true", "--return-by", &format!("left=touch {back}")]);
+    assert_eq!((code, result["passes"].as_bool()), (Some(0), Some(true)), "{errors}");
+    assert!(errors.contains("the command that loses left was started") && desk.path("back").exists(), "{errors}");
+
+    let (code, result, errors) = replay(&["--lose-by", "left=exit 7"]);
+    let problem = result["target"]["problems"][0].as_str().unwrap_or_default();
+    assert!(code == Some(1) && problem.contains("the command that loses left ended with exit status: 7"), "{errors}");
+
+    let (code, result, errors) = replay(&["--lose-by", &format!("left=kill -9 {}", engine.id())]);
+    let class = &result["classes"][0];
+    assert!(code == Some(1) && class["missed"]["upstream_unavailable"].as_u64() > Some(0), "{class} {errors}");
+    assert_eq!(result["target"]["problems"].as_array().map(Vec::len), Some(0), "{result}");
+}
+
+#[test]
+fn a_trace_on_standard_input_is_the_same_trace() {
+    let desk = Desk::new();
+    desk.trace("trace.csv", (0..50).map(f64::from));
+    let of = |trace: &str, input: Stdio| {
+        let words = desk.words(&format!("replay {trace} --simulate --engines 1 --ttft 1 --json"));
+        let done = Command::new(env!("CARGO_BIN_EXE_goodput")).args(words).stdin(input).output().expect("it is ours");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        serde_json::from_slice::<Value>(&done.stdout).expect("JSON")
+    };
+    let file = || std::fs::File::open(desk.path("trace.csv")).expect("it was written");
+    let (named, piped) = (of("@trace.csv", Stdio::null()), of("-", file().into()));
+    assert_eq!(piped["trace"]["file"], "standard input");
+    assert_eq!((&piped["classes"], &piped["trace"]["format"]), (&named["classes"], &named["trace"]["format"]));
+}

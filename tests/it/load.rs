@@ -71,6 +71,7 @@ fn planned(at: u64) -> PlannedRequest {
         input_tokens: Some(3),
         output_cap: Some(Tokens(8)),
         leaves_after: None,
+        authorization: None,
         tag: at,
     }
 }
@@ -123,6 +124,22 @@ async fn slow_responses_do_not_delay_the_schedule_and_are_judged_from_it() {
     let requests = engine.log().requests();
     assert!(requests.iter().all(|request| request.target == "/base/v1/chat/completions"));
     assert_eq!(engine.log().connections().len(), 3, "one connection for each request that is open");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_with_its_own_authorization_sends_it_in_place_of_the_services() {
+    let engine = ScriptedEngine::in_turn(Clock::start(), vec![stream(10, 20), stream(10, 20)]);
+    let mut target = scripted(&engine);
+    target.headers.insert(http::header::AUTHORIZATION, http::HeaderValue::from_static("Bearer all"));
+    let own = Some(http::HeaderValue::from_static("Bearer own"));
+    let plan = vec![planned(0), PlannedRequest { authorization: own, ..planned(100) }];
+    ran(&target, class(1000, 50), plan, RunLimits::default()).await;
+    let requests = engine.log().requests();
+    let keys = requests.iter().map(|request| {
+        let own = request.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("authorization"));
+        own.map(|(_, value)| value.as_str()).collect::<Vec<_>>()
+    });
+    assert_eq!(keys.collect::<Vec<_>>(), [vec!["Bearer all"], vec!["Bearer own"]]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -74,10 +74,14 @@
   };
 
   let events = null;
+  let renews = false;
 
   const listen = () => {
     events = new EventSource(`/events?span=${root.dataset.span}`);
+    // The stream ends as planned, and the browser opens the next one.
+    events.addEventListener('renew', () => { renews = true; });
     events.addEventListener('build', ({ data }) => {
+      renews = false;
       if (data !== root.dataset.build) location.reload();
     });
     for (const part of ['gateway', 'classes', 'budgets', 'pools', 'tenants', 'misses', 'actions']) {
@@ -85,6 +89,10 @@
     }
     events.onerror = () => {
       const gaveUp = events.readyState === EventSource.CLOSED;
+      if (renews && !gaveUp) {
+        renews = false;
+        return;
+      }
       say('lost', gaveUp ? 'not live: reload the page' : 'connection lost, trying again');
     };
   };

@@ -8,6 +8,7 @@ use super::options::ReplayArgs;
 use super::processes::EngineProcesses;
 use super::records::RecordLines;
 use super::source::{FeedState, TraceSource};
+use super::tenant_keys::TenantKeys;
 use crate::cli::load_runtime::NotStarted;
 use crate::cli::service_probe::{explained, only_model};
 use crate::cli::signals::ShutdownSignals;
@@ -19,7 +20,7 @@ use crate::load::prompts::PromptCalibration;
 use crate::load::replay::{LatencyHistogram, ReplayRequests, ReplayScore, ReplayTarget};
 use crate::load::result::MOST_LAG;
 use crate::load::workload::{Workload, WorkloadClass};
-use crate::load::{LoadEvent, LoadRecord, LoadTarget, RunControl, RunEnd, RunLimits, run};
+use crate::load::{LoadEvent, LoadRecord, LoadTarget, PlannedRequest, RunControl, RunEnd, RunLimits, run};
 
 /// Requests in a row that no connection could be had for, after which the service counts as gone.
 const GONE_AFTER: u32 = 20;
@@ -64,7 +65,9 @@ pub async fn replay_live(
         ShutdownSignals::listen().next().await;
         told.abort();
     });
-    let ready = prepare(clock, &target, &mut workload, seed, !processes.is_empty());
+    let keys = TenantKeys::of(args.tenant_keys.as_deref(), classes).map_err(NotStarted::Usage)?;
+    let probed = keys.for_probe(&target);
+    let ready = prepare(clock, &probed, &mut workload, seed, processes.are_started());
     tokio::select! {
         ready = ready => ready.map_err(NotStarted::Start)?,
         () = control.aborted() => return Err(NotStarted::Start(anyhow::anyhow!("interrupted before it began"))),
@@ -73,7 +76,10 @@ pub async fn replay_live(
     let feed = feed.map_err(NotStarted::Usage)?;
     let state = feed.state();
     let mut requests = ReplayRequests::new(&workload, seed);
-    let plan = feed.map(|(request, class)| requests.request(&request, class));
+    let plan = feed.map(|(request, class)| PlannedRequest {
+        authorization: keys.of_tenant(request.tenant),
+        ..requests.request(&request, class)
+    });
     let mut watch = RunWatch { lags: LatencyHistogram::default(), unreachable: 0, client_faults: 0, gone: None };
     let may_be_gone = args.lose.is_empty();
     let origin = clock.now();
@@ -95,6 +101,7 @@ pub async fn replay_live(
             () = processes.follow(clock, origin, |said| eprintln!("{said}")) => RunEnd::default(),
         }
     };
+    let lost_commands = processes.finish(clock).await;
     listener.abort();
     let ended_by = match &watch.gone {
         Some(error) => Some(format!("the service stopped answering: {error}")),
@@ -104,7 +111,8 @@ pub async fn replay_live(
         url: target.address.to_string(),
         model: workload.model.clone(),
         send_lag_p99_seconds: watch.lags.at(0.99).unwrap_or_default(),
-        problems: watch.problems(&end, classes),
+        tenants_without_key: keys.missing(),
+        problems: watch.problems(&end, classes).into_iter().chain(lost_commands).collect(),
     };
     Ok(LiveEnd { target, feed: state.take(), ended_by })
 }

@@ -12,6 +12,7 @@ mod records;
 mod show;
 mod simulate;
 mod source;
+mod tenant_keys;
 #[cfg(test)]
 mod tests;
 
@@ -123,7 +124,8 @@ impl ReplayArgs {
     ) -> anyhow::Result<Replayed> {
         let end = fleet.replay(self, source, classes, score, lines)?;
         let engine = self.engine.as_ref().or(self.calibrate.as_ref()).map(|file| file.display().to_string());
-        let target = ReplayTarget::Simulated { pools: end.pools, engine, took_seconds: end.took.as_secs_f64() };
+        let (pools, most_open, took_seconds) = (end.pools, end.most_open, end.took.as_secs_f64());
+        let target = ReplayTarget::Simulated { pools, most_open, engine, took_seconds };
         let ended_by = end.interrupted.then(|| "interrupted".to_owned());
         Ok(Replayed { target, feed: end.feed, ended_by })
     }
@@ -166,6 +168,7 @@ impl ReplayArgs {
                 passed_over: feed.notes,
                 too_long: feed.too_long,
                 unknown_class: feed.unknown_class,
+                unknown_model: feed.unknown_model,
             },
             target,
             complete,

@@ -14,7 +14,7 @@ use crate::trace::{Reshape, TraceFormat};
 /// their targets.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ReplayArgs {
-    /// Trace: a gateway's journal, or one of the public formats; may be compressed by gzip or zstd.
+    /// Trace: a gateway's journal, or one of the public formats; may be compressed by gzip or zstd; - reads standard input.
     #[arg(required_unless_present = "calibrate")]
     pub trace: Option<PathBuf>,
     /// Its format (journal, azure, burstgpt, mooncake, bailian); by default what its first line looks like.
@@ -58,11 +58,16 @@ pub struct ReplayArgs {
     /// Header that carries the name of the request's class.
     #[arg(long, value_name = "NAME", help_heading = "Against what")]
     pub class_header: Option<String>,
+    /// File with an API key for each tenant of a journal, a line each: TENANT KEY, or TENANT env:NAME for a variable of the
+    /// environment. The journal's hash_key_file of -c tells the tenants apart.
+    #[arg(long, value_name = "FILE", conflicts_with = "simulate", help_heading = "Against what")]
+    pub tenant_keys: Option<PathBuf>,
     /// Longest drain after the last request; by default the classes' time limits.
     #[arg(long, value_name = "TIME", value_parser = duration, help_heading = "Against what")]
     pub drain: Option<Duration>,
 
-    /// Engines that are lost at a time of the replay: 3@10m, 1-20@10m, POOL/3@10m, or the NAME of --run; may be repeated.
+    /// Engines that are lost at a time of the replay: 3@10m, 1-20@10m, POOL/3@10m, or the NAME of --run or --lose-by; may be
+    /// repeated.
     #[arg(long, value_name = "ENGINE@TIME", help_heading = "What is lost on the way")]
     pub lose: Vec<EngineChange>,
     /// Engines that return.
@@ -71,6 +76,12 @@ pub struct ReplayArgs {
     /// A real engine that is started here, killed when it is lost and started again when it returns; may be repeated.
     #[arg(long, value_name = "NAME=COMMAND", conflicts_with = "simulate", help_heading = "What is lost on the way")]
     pub run: Vec<String>,
+    /// A command that takes away a real engine that runs elsewhere; may be repeated.
+    #[arg(long, value_name = "NAME=COMMAND", conflicts_with = "simulate", help_heading = "What is lost on the way")]
+    pub lose_by: Vec<String>,
+    /// The command that brings it back; at the end of the replay, too, if the engine is still lost.
+    #[arg(long, value_name = "NAME=COMMAND", requires = "lose_by", help_heading = "What is lost on the way")]
+    pub return_by: Vec<String>,
     /// Window over which recovery is computed.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "What is lost on the way")]
     pub recovery_window: Duration,
@@ -132,8 +143,11 @@ impl ReplayArgs {
                 bail!("--return {back}: nothing of that name is lost before; the engines must be written as in --lose");
             }
         }
-        if self.url.is_some() && !self.lose.is_empty() && self.run.is_empty() {
-            bail!("--lose takes an engine away that was started by --run NAME=COMMAND; give one, or --simulate");
+        if self.url.is_some() && !self.lose.is_empty() && self.run.is_empty() && self.lose_by.is_empty() {
+            bail!(
+                "how is it lost? --run NAME=COMMAND starts an engine that is killed, --lose-by NAME=COMMAND takes one away \
+                 that runs elsewhere, --simulate needs neither"
+            );
         }
         Ok(())
     }

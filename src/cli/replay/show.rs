@@ -59,7 +59,7 @@ fn against(target: &ReplayTarget) -> String {
                 send_lag_p99_seconds * 1e3
             )
         }
-        ReplayTarget::Simulated { pools, engine, took_seconds } => {
+        ReplayTarget::Simulated { pools, engine, took_seconds, .. } => {
             let pools: Vec<String> = pools.iter().map(pool_text).collect();
             let engine = engine.as_deref().unwrap_or("the defaults: an 8B model on one large GPU");
             format!("simulated in {took_seconds:.1} s: {}; engines by {engine}", pools.join("; "))
@@ -68,13 +68,17 @@ fn against(target: &ReplayTarget) -> String {
 }
 
 fn pool_text(pool: &FleetPoolSummary) -> String {
-    format!(
-        "pool {} of {} engines, caches held {:.0} % of prompt tokens, {} preemptions",
-        pool.pool,
-        pool.engines,
+    let mut text = format!("pool {} of {} engines, {} requests", pool.pool, pool.engines, pool.requests);
+    if pool.from_earlier_pools > 0 {
+        let _ = write!(text, " ({} that came on from an earlier pool)", pool.from_earlier_pools);
+    }
+    let _ = write!(
+        text,
+        ", caches held {:.0} % of prompt tokens, {} preemptions",
         pool.hit_share * 100.0,
         pool.preemptions
-    )
+    );
+    text
 }
 
 fn percent(share: Option<f64>) -> String {
@@ -132,11 +136,18 @@ fn remarks(result: &ReplayResult) -> Vec<String> {
         (passed.unreadable, "lines of the journal are unreadable"),
         (passed.guessed_output, "requests have no output length; the mean of their class stands in"),
         (trace.too_long, "requests are longer than a context and were left out"),
+        (
+            trace.unknown_model,
+            "requests are of a model that no route of their class serves; they took the class's first route",
+        ),
         (trace.unknown_class, "requests name a class that is not in the settings; they count as the default class"),
     ];
     let counted = counted.into_iter().filter(|(count, _)| *count > 0);
     let mut found: Vec<String> = counted.map(|(count, what)| format!("{count} {what}")).collect();
-    if let ReplayTarget::Service { problems, .. } = &result.target {
+    if let ReplayTarget::Service { problems, tenants_without_key, .. } = &result.target {
+        if *tenants_without_key > 0 {
+            found.push(format!("{tenants_without_key} requests are of tenants that have no key in --tenant-keys"));
+        }
         found.extend(problems.iter().map(|problem| format!("INVALID: {problem}")));
     }
     found

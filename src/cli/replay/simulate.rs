@@ -1,7 +1,9 @@
 //! The trace against a simulated fleet: the pools of the settings, with the gateway's scheduler, router and limiter.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +18,14 @@ use super::source::{FeedState, TraceFeed, TraceSource};
 use crate::admit::limit::settings::{Limits, OverLimit};
 use crate::cli::signals::ShutdownSignals;
 use crate::clock::Clock;
+use crate::config::Settings;
 use crate::load::LoadRecord;
 use crate::load::replay::{EngineSet, FleetPoolSummary, ReplayScore};
 use crate::route::settings::{EngineSource, PoolSettings};
 use crate::sim::engine::EngineSpec;
 use crate::sim::fleet::{
-    Arrival, GatewayScheduling, Incident, Machine, Mix, Policy, RecordedClass, RequestReport, Scenario, replay,
+    Arrival, ClassPools, EngineTotals, FurtherPool, GatewayScheduling, Incident, Machine, Mix, Policy, RecordedClass,
+    RequestReport, Scenario, replay,
 };
 use crate::trace::{TraceRequest, journal_tenant};
 use crate::types::{PoolId, TenantId};
@@ -36,8 +40,6 @@ const FOR_GOOD: Duration = Duration::from_secs(100 * 365 * 86_400);
 struct SimulatedPool {
     settings: PoolSettings,
     engines: usize,
-    /// Indices of the classes whose first pool it is.
-    classes: BTreeSet<usize>,
 }
 
 /// A fleet that is ready to be simulated.
@@ -52,6 +54,8 @@ pub struct SimulatedFleet {
 pub struct SimulationEnd {
     /// Pools.
     pub pools: Vec<FleetPoolSummary>,
+    /// Most requests at one time, waiting ones included.
+    pub most_open: usize,
     /// The trace, as far as it was read.
     pub feed: FeedState,
     /// It was interrupted.
@@ -69,7 +73,7 @@ struct TenantNames {
 }
 
 impl SimulatedFleet {
-    /// The pools of the settings, each with the classes that use it first.
+    /// The pools of the settings that a class's routes reach.
     ///
     /// # Errors Engines are missing or named wrongly, or their properties cannot be read.
     pub fn of(args: &ReplayArgs, classes: &ReplayedClasses, machine: Option<&Machine>) -> anyhow::Result<Self> {
@@ -104,7 +108,7 @@ impl SimulatedFleet {
         self.spec.max_model_len.min(self.spec.kv_tokens)
     }
 
-    /// Replays the trace against one pool after the other.
+    /// Replays the trace.
     ///
     /// # Errors
     /// The file cannot be opened again.
@@ -118,65 +122,103 @@ impl SimulatedFleet {
     ) -> anyhow::Result<SimulationEnd> {
         let clock = Clock::start();
         let interrupted = interrupt_flag();
-        let mut end =
-            SimulationEnd { pools: Vec::new(), feed: FeedState::default(), interrupted: false, took: Duration::ZERO };
+        let feed = source.feed(classes, Some(self.longest()))?;
+        let state = feed.state();
+        let routes = ClassRoutes { classes, known: HashMap::new(), unknown: 0 };
+        let unknown_model = Cell::new(0);
+        let arrivals =
+            FleetArrivals { feed, fleet: self, routes, unknown_model: &unknown_model, interrupted: &interrupted };
+        let mix = Mix::recorded(self.pools[0].engines, &recorded(classes), SEED);
+        let policy = Policy::Scheduled(self.scheduling(classes));
+        let scenario = Scenario { gateways: self.gateways, events: self.events(args), ..Scenario::default() };
+        let block = source.format.block_tokens().unwrap_or(16);
+        let mut served = vec![(0, 0); self.pools.len()];
         let mut number = 0;
-        for pool in &self.pools {
-            let feed = source.feed(classes, Some(self.longest()))?;
-            let state = feed.state();
-            let arrivals = PoolArrivals { feed, fleet: self, pool, interrupted: &interrupted };
-            let mix = Mix::recorded(pool.engines, &recorded(classes), SEED);
-            let policy = Policy::Scheduled(self.scheduling(pool, classes));
-            let scenario = Scenario { gateways: self.gateways, events: self.events(pool, args), ..Scenario::default() };
-            let block = source.format.block_tokens().unwrap_or(16);
-            let ended = replay(&mix, &policy, arrivals, &self.spec, block, &scenario, |told| {
-                let record = record_of(told, number, classes);
-                number += 1;
-                score.push(&record);
-                lines.push(&record);
-            });
-            end.pools.push(FleetPoolSummary {
-                pool: pool.settings.id.to_string(),
-                engines: pool.engines,
-                hit_share: ended.engines.hit_rate(),
-                preemptions: ended.engines.preemptions,
-                most_open: ended.most_open,
-            });
-            end.feed = state.take();
-            if end.feed.error.is_some() || interrupted.load(Ordering::Relaxed) {
-                break;
+        let ended = replay(&mix, &policy, arrivals, &self.spec, block, &scenario, |told| {
+            if let Some(pool) = told.engine.and_then(|engine| self.pool_of(engine)) {
+                served[pool].0 += 1;
+                served[pool].1 += u64::from(told.went_on);
             }
-        }
-        end.interrupted = interrupted.load(Ordering::Relaxed);
-        end.took = clock.now().since(crate::types::Tick::ZERO);
-        Ok(end)
+            let record = record_of(told, number, classes);
+            number += 1;
+            score.push(&record);
+            lines.push(&record);
+        });
+        let pools =
+            self.ranges().zip(&self.pools).zip(served).map(|((range, pool), (requests, from_earlier_pools))| {
+                let mut totals = EngineTotals::default();
+                ended.engines[range].iter().for_each(|engine| totals.add(engine));
+                FleetPoolSummary {
+                    pool: pool.settings.id.to_string(),
+                    engines: pool.engines,
+                    requests,
+                    from_earlier_pools,
+                    hit_share: totals.hit_rate(),
+                    preemptions: totals.preemptions,
+                }
+            });
+        let feed = FeedState { unknown_model: unknown_model.get(), ..state.take() };
+        Ok(SimulationEnd {
+            pools: pools.collect(),
+            most_open: ended.most_open,
+            feed,
+            interrupted: interrupted.load(Ordering::Relaxed),
+            took: clock.now().since(crate::types::Tick::ZERO),
+        })
     }
 
-    fn scheduling(&self, pool: &SimulatedPool, classes: &ReplayedClasses) -> GatewayScheduling {
+    /// Indices of the engines of each pool.
+    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.pools.iter().scan(0, |from, pool| {
+            let range = *from..*from + pool.engines;
+            *from = range.end;
+            Some(range)
+        })
+    }
+
+    fn pool_of(&self, engine: usize) -> Option<usize> {
+        self.ranges().position(|range| range.contains(&engine))
+    }
+
+    fn scheduling(&self, classes: &ReplayedClasses) -> GatewayScheduling {
         let of_classes = classes.settings.iter().flat_map(|settings| &settings.classes);
+        let (first, further) = self.pools.split_first().expect("a fleet has a pool");
+        let further = further.iter().map(|pool| FurtherPool { settings: pool.settings.clone(), engines: pool.engines });
         GatewayScheduling {
-            seats: pool.settings.concurrency,
-            queue: pool.settings.queue.clone(),
+            seats: first.settings.concurrency,
+            queue: first.settings.queue.clone(),
             classes: of_classes.clone().map(|class| (class.id.to_string(), class.queue)).collect(),
             limits: self.tenants.limits.clone(),
             rejected: self.tenants.rejected.clone(),
-            pool: Some(Box::new(pool.settings.clone())),
+            pool: Some(Box::new(first.settings.clone())),
             degrade: of_classes.map(|class| (class.id.to_string(), class.degrade.clone())).collect(),
-            overflow: 0,
+            further: further.collect(),
+            reach: classes.settings.iter().flat_map(reach).collect(),
         }
     }
 
-    /// Losses of a pool's engines.
-    fn events(&self, pool: &SimulatedPool, args: &ReplayArgs) -> Vec<(Duration, Incident)> {
+    /// Losses of engines.
+    fn events(&self, args: &ReplayArgs) -> Vec<(Duration, Incident)> {
         let mut events = Vec::new();
-        for loss in &args.lose {
-            let Some((from, to)) = numbers(self, pool, &loss.engines) else { continue };
-            let back = args.returned.iter().filter(|back| back.engines == loss.engines && back.at > loss.at);
-            let down = back.map(|back| back.at - loss.at).min().unwrap_or(FOR_GOOD);
-            events.extend((from..to).map(|engine| (loss.at, Incident::EngineRestarts { engine, down })));
+        for (range, pool) in self.ranges().zip(&self.pools) {
+            for loss in &args.lose {
+                let Some((from, to)) = numbers(self, pool, &loss.engines) else { continue };
+                let back = args.returned.iter().filter(|back| back.engines == loss.engines && back.at > loss.at);
+                let down = back.map(|back| back.at - loss.at).min().unwrap_or(FOR_GOOD);
+                let engines = range.start + from..range.start + to;
+                events.extend(engines.map(|engine| (loss.at, Incident::EngineRestarts { engine, down })));
+            }
         }
         events
     }
+}
+
+/// The pools of each class's routes.
+fn reach(settings: &Settings) -> impl Iterator<Item = (String, ClassPools)> {
+    settings.classes.iter().map(|class| {
+        let all = settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
+        (class.id.to_string(), ClassPools { first: settings.routes.first_pools(&class.id), all })
+    })
 }
 
 /// Indices of engines of this pool, if it is meant and has them.
@@ -189,24 +231,22 @@ fn numbers(fleet: &SimulatedFleet, pool: &SimulatedPool, engines: &EngineSet) ->
     (is_meant && *to <= pool.engines).then_some((from - 1, *to))
 }
 
-/// Each class uses the first pool of its first route; without settings there is one pool.
+/// The pools that a route of a class reaches; without settings there is one.
 fn pools_of(classes: &ReplayedClasses) -> Vec<SimulatedPool> {
-    let all: BTreeSet<usize> = (0..classes.all.len()).collect();
     let Some(settings) = &classes.settings else {
         let nobody = EngineSource::Static(Vec::new());
         let settings = PoolSettings::with_defaults(PoolId::from("fleet"), nobody);
-        return vec![SimulatedPool { settings, engines: 0, classes: all }];
+        return vec![SimulatedPool { settings, engines: 0 }];
     };
-    let first = |class: usize| settings.routes.any(&classes.all[class].id)?.pools.first().cloned();
-    let pools = settings.pools.iter().map(|pool| SimulatedPool {
+    let reached: BTreeSet<PoolId> = reach(settings).flat_map(|(_, pools)| pools.all).collect();
+    let pools = settings.pools.iter().filter(|pool| reached.contains(&pool.id)).map(|pool| SimulatedPool {
         settings: (**pool).clone(),
         engines: match &pool.engines {
             EngineSource::Static(engines) => engines.len(),
             EngineSource::Dns(_) => 0,
         },
-        classes: all.iter().copied().filter(|class| first(*class).as_ref() == Some(&pool.id)).collect(),
     });
-    pools.filter(|pool| !pool.classes.is_empty()).collect()
+    pools.collect()
 }
 
 /// Reads `N` and `POOL=N`.
@@ -288,28 +328,58 @@ impl TenantNames {
     }
 }
 
-/// The requests of one pool.
-struct PoolArrivals<'a> {
+/// The requests, with the pools of their routes.
+struct FleetArrivals<'a> {
     feed: TraceFeed<'a>,
     fleet: &'a SimulatedFleet,
-    pool: &'a SimulatedPool,
+    routes: ClassRoutes<'a>,
+    unknown_model: &'a Cell<u64>,
     interrupted: &'a AtomicBool,
 }
 
-impl Iterator for PoolArrivals<'_> {
+impl Iterator for FleetArrivals<'_> {
     type Item = Arrival;
 
     fn next(&mut self) -> Option<Arrival> {
-        loop {
-            if self.interrupted.load(Ordering::Relaxed) {
-                return None;
-            }
-            let (request, class) = self.feed.next()?;
-            if self.pool.classes.contains(&class) {
-                let tenant = self.fleet.tenants.name_of(request.tenant);
-                return Some(Arrival::recorded(&request, flow_of(&request, class), tenant));
-            }
+        if self.interrupted.load(Ordering::Relaxed) {
+            return None;
         }
+        let (request, class) = self.feed.next()?;
+        let tenant = self.fleet.tenants.name_of(request.tenant);
+        let route = self.routes.of(class, request.model.as_ref());
+        self.unknown_model.set(self.routes.unknown);
+        Some(Arrival { route, ..Arrival::recorded(&request, flow_of(&request, class), tenant) })
+    }
+}
+
+/// Routes by class and model, each looked up once.
+struct ClassRoutes<'a> {
+    classes: &'a ReplayedClasses,
+    known: HashMap<(usize, Option<Arc<str>>), KnownRoute>,
+    /// Requests whose model no route of their class serves.
+    unknown: u64,
+}
+
+/// The pools of a class and a model.
+struct KnownRoute {
+    pools: Option<Arc<[PoolId]>>,
+    /// Whether no route of the class serves the model.
+    is_unknown: bool,
+}
+
+impl ClassRoutes<'_> {
+    /// The pools of the route that serves the model, else of the class's first one.
+    fn of(&mut self, class: usize, model: Option<&Arc<str>>) -> Option<Arc<[PoolId]>> {
+        let settings = self.classes.settings.as_ref()?;
+        let found = self.known.entry((class, model.cloned())).or_insert_with(|| {
+            let id = &self.classes.all[class].id;
+            let exact = model.and_then(|model| settings.routes.find(Some(model), id));
+            let is_unknown = model.is_some() && exact.is_none();
+            let pools = exact.or_else(|| settings.routes.any(id)).map(|route| route.pools);
+            KnownRoute { pools, is_unknown }
+        });
+        self.unknown += u64::from(found.is_unknown);
+        found.pools.clone()
     }
 }
 

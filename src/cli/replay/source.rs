@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -21,10 +21,17 @@ const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
 /// A trace's file.
 pub struct TraceSource {
-    path: PathBuf,
+    file: TraceFile,
     /// Its format.
     pub format: TraceFormat,
     reshape: Reshape,
+}
+
+/// Where a trace is read from; may be opened several times, one after the other.
+enum TraceFile {
+    Named(PathBuf),
+    /// Standard input, copied into a file that has no name any more.
+    Copied(File),
 }
 
 /// State of reading the trace.
@@ -36,6 +43,8 @@ pub struct FeedState {
     pub notes: TraceNotes,
     /// Requests of a class that is not known.
     pub unknown_class: u64,
+    /// Requests of a model that no route of their class serves.
+    pub unknown_model: u64,
     /// Requests longer than a context.
     pub too_long: u64,
     /// Requests given out.
@@ -59,16 +68,20 @@ impl TraceSource {
     /// # Errors
     /// It cannot be opened, or is of no known format.
     pub fn find(args: &ReplayArgs, path: &Path) -> anyhow::Result<Self> {
+        let file = match path.to_str() {
+            Some("-") => TraceFile::Copied(copied(&mut std::io::stdin().lock())?),
+            _ => TraceFile::Named(path.to_owned()),
+        };
         let format = match args.format {
             Some(format) => format,
-            None => detected(path)?,
+            None => detected(&file)?,
         };
-        Ok(TraceSource { path: path.to_owned(), format, reshape: args.reshape()? })
+        Ok(TraceSource { file, format, reshape: args.reshape()? })
     }
 
     /// The name of the file.
     pub fn name(&self) -> String {
-        self.path.display().to_string()
+        self.file.to_string()
     }
 
     /// Window and rate of the trace.
@@ -81,7 +94,7 @@ impl TraceSource {
     /// # Errors
     /// The file cannot be opened.
     pub fn feed<'a>(&self, classes: &'a ReplayedClasses, longest: Option<u64>) -> anyhow::Result<TraceFeed<'a>> {
-        let reader = TraceReader::new(self.format, open(&self.path)?);
+        let reader = TraceReader::new(self.format, open(&self.file)?);
         Ok(TraceFeed { trace: self.reshape.apply(reader)?, classes, longest, state: Rc::default() })
     }
 }
@@ -120,10 +133,36 @@ impl Iterator for TraceFeed<'_> {
     }
 }
 
-/// Opens the file, and decompresses it if its first bytes are those of a compressed file.
-fn open(path: &Path) -> anyhow::Result<AnyInput> {
+impl std::fmt::Display for TraceFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            TraceFile::Named(path) => path.display().fmt(f),
+            TraceFile::Copied(_) => f.write_str("standard input"),
+        }
+    }
+}
+
+/// Copies a stream to disk, because requests must not wait for a slow writer, and the trace is read more than once.
+fn copied(stream: &mut impl Read) -> anyhow::Result<File> {
+    let path = std::env::temp_dir().join(format!("goodput-replay-{}", std::process::id()));
     let shown = path.display();
-    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    let create = File::options().read(true).write(true).create_new(true).open(&path);
+    let mut file = create.with_context(|| format!("cannot write {shown}"))?;
+    std::fs::remove_file(&path).with_context(|| format!("cannot remove {shown}"))?;
+    std::io::copy(stream, &mut file).context("standard input cannot be copied")?;
+    Ok(file)
+}
+
+/// Opens the file, and decompresses it if its first bytes are those of a compressed file.
+fn open(shown: &TraceFile) -> anyhow::Result<AnyInput> {
+    let file = match shown {
+        TraceFile::Named(path) => File::open(path).with_context(|| format!("cannot open {shown}"))?,
+        TraceFile::Copied(copy) => {
+            let mut file = copy.try_clone().context("standard input cannot be read")?;
+            file.rewind().context("standard input cannot be read")?;
+            file
+        }
+    };
     if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
         bail!("{shown} is a folder; name one file of it");
     }
@@ -139,9 +178,8 @@ fn open(path: &Path) -> anyhow::Result<AnyInput> {
     Ok(Box::new(input))
 }
 
-fn detected(path: &Path) -> anyhow::Result<TraceFormat> {
-    let shown = path.display();
-    let mut input = open(path)?.take(LONGEST_FIRST_LINE);
+fn detected(shown: &TraceFile) -> anyhow::Result<TraceFormat> {
+    let mut input = open(shown)?.take(LONGEST_FIRST_LINE);
     let mut line = Vec::new();
     while line.trim_ascii().is_empty() {
         line.clear();

@@ -90,14 +90,19 @@ default_class: chat
 
 /// A journal of requests of these classes, one every 100 ms.
 fn journal(classes: &[&str]) -> String {
+    journal_of(classes, "m", 100)
+}
+
+/// A journal of requests for a model, one every `every` milliseconds.
+fn journal_of(classes: &[&str], model: &str, every: u64) -> String {
     let mut text =
         "{\"journal\":\"goodput\",\"version\":1,\"hash_key_id\":\"00\",\"hash_key\":\"random\"}\n".to_owned();
     for (number, class) in classes.iter().enumerate() {
-        let at = 1_700_000_000_000_000_000_u64 + number as u64 * 100_000_000;
+        let at = 1_700_000_000_000_000_000_u64 + number as u64 * every * 1_000_000;
         let _ = writeln!(
             text,
-            "{{\"arrival_unix_ns\":{at},\"endpoint\":\"/v1/chat/completions\",\"class\":\"{class}\",\"tenant\":\"ab\",\
-             \"stream\":true,\"prompt_tokens\":300,\"output_tokens\":30,\"outcome\":\"met\"}}"
+            "{{\"arrival_unix_ns\":{at},\"endpoint\":\"/v1/chat/completions\",\"class\":\"{class}\",\"model\":\"{model}\",\
+             \"tenant\":\"ab\",\"stream\":true,\"prompt_tokens\":300,\"output_tokens\":30,\"outcome\":\"met\"}}"
         );
     }
     text
@@ -167,6 +172,85 @@ fn classes_go_to_the_pools_of_their_routes_and_are_judged_by_their_own_objective
     assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --engines huge=7").contains("no such pool"));
     assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --lose 1@5").contains("no such engine"));
     assert!(desk.refused("@journal.jsonl --simulate -c @goodput.yaml --class nobody").contains("does not exist"));
+}
+
+/// A class with a second pool to go on to, and a model that only that pool serves.
+const ROUTED: &str = "
+listen: {address: \"127.0.0.1:0\"}
+pools:
+  - {pool: first, engines: [{url: \"http://a:8000\"}], max_concurrency_per_engine: 4}
+  - {pool: spare, engines: [{url: \"http://b:8000\"}], max_concurrency_per_engine: 4}
+routes:
+  - {model: [large], pools: [spare]}
+  - {model: [small], pools: [first, spare]}
+slo_classes:
+  - slo_class: chat
+    objectives: {ttft_seconds: {threshold: 2, attainment: 0.95}, tpot_seconds: {threshold: 0.1, attainment: 0.95}}
+    joint_attainment_target: 0.9
+default_class: chat
+";
+
+/// Each pool with its requests, and those of them that came on from an earlier pool.
+fn served(result: &Value) -> Vec<(String, u64, u64)> {
+    let pool = |pool: &Value| {
+        let count = |key: &str| pool[key].as_u64().unwrap();
+        (pool["pool"].as_str().unwrap().to_owned(), count("requests"), count("from_earlier_pools"))
+    };
+    result["target"]["pools"].as_array().unwrap().iter().map(pool).collect()
+}
+
+fn named(first: (u64, u64), spare: (u64, u64)) -> Vec<(String, u64, u64)> {
+    vec![("first".to_owned(), first.0, first.1), ("spare".to_owned(), spare.0, spare.1)]
+}
+
+#[test]
+fn a_request_goes_on_along_its_route_only_where_its_pool_is_busy_or_lost() {
+    let desk = Desk::new();
+    desk.write("slow.json", SLOW);
+    desk.write("goodput.yaml", ROUTED);
+    desk.write("calm.jsonl", &journal_of(&["chat"; 60], "small", 2000));
+    desk.write("busy.jsonl", &journal_of(&["chat"; 600], "small", 100));
+    let line = "--simulate --engine @slow.json -c @goodput.yaml";
+    let (calm, code) = desk.json(&format!("@calm.jsonl {line}"));
+    assert_eq!((served(&calm), code), (named((60, 0), (0, 0)), 0), "{calm}");
+
+    let (busy, _) = desk.json(&format!("@busy.jsonl {line}"));
+    let pools = served(&busy);
+    assert_eq!(pools[0].1 + pools[1].1, 600, "{busy}");
+    assert!(pools[0].1 > 200 && pools[1].2 > 200 && pools[1].1 == pools[1].2, "{pools:?}");
+    desk.write("goodput.yaml", &ROUTED.replace("pools: [first, spare]", "pools: [first]"));
+    let (alone, _) = desk.json(&format!("@busy.jsonl {line}"));
+    let met = |result: &Value| result["classes"][0]["met"].as_u64().unwrap();
+    assert!(met(&busy) > 2 * met(&alone), "{} {}", met(&busy), met(&alone));
+}
+
+#[test]
+fn while_a_pool_is_lost_its_requests_are_served_by_the_next_one() {
+    let desk = Desk::new();
+    desk.write("slow.json", SLOW);
+    desk.write("goodput.yaml", ROUTED);
+    desk.write("calm.jsonl", &journal_of(&["chat"; 60], "small", 2000));
+    let line = "@calm.jsonl --simulate --engine @slow.json -c @goodput.yaml --lose first/1@41s --return first/1@81s";
+    let (lost, _) = desk.json(line);
+    let pools = served(&lost);
+    assert!((19..=23).contains(&pools[1].2) && pools[0].1 + pools[1].1 == 60, "{pools:?}");
+    assert!(lost["classes"][0]["met"].as_u64() >= Some(59), "{lost}");
+    assert_eq!(desk.json(line).0["classes"], lost["classes"], "the same trace gives the same answer");
+}
+
+#[test]
+fn a_model_takes_the_route_that_serves_it() {
+    let desk = Desk::new();
+    desk.write("slow.json", SLOW);
+    desk.write("goodput.yaml", ROUTED);
+    let of = |model: &str| {
+        desk.write("journal.jsonl", &journal_of(&["chat"; 20], model, 2000));
+        let (result, _) = desk.json("@journal.jsonl --simulate --engine @slow.json -c @goodput.yaml");
+        (served(&result), result["trace"]["unknown_model"].as_u64().unwrap())
+    };
+    assert_eq!(of("large"), (named((0, 0), (20, 0)), 0));
+    assert_eq!(of("small"), (named((20, 0), (0, 0)), 0));
+    assert_eq!(of("other"), (named((0, 0), (20, 0)), 20), "it takes the first route of its class");
 }
 
 #[test]
@@ -264,6 +348,18 @@ fn a_line_that_does_not_fit_together_says_what_is_missing() {
         ("@steady.csv --simulate --engines 1 --ttft 1 --engine @steady.csv", "describes no engine"),
         ("@steady.csv --url http://a --simulate --ttft 1", "cannot be used with"),
         ("@steady.csv --url http://a --ttft 1 --lose 1@5", "--run NAME=COMMAND"),
+        ("@steady.csv --url http://a --ttft 1 --lose a@5 --lose-by b=true", "no --lose-by has this name"),
+        (
+            "@steady.csv --url http://a --ttft 1 --lose a@5 --return a@6 --lose-by a=true",
+            "no --return-by brings it back",
+        ),
+        (
+            "@steady.csv --url http://a --ttft 1 --lose a@5 --lose-by a=true --return-by b=true",
+            "no --lose-by has this name",
+        ),
+        ("@steady.csv --url http://a --ttft 1 --lose a@5 --lose-by a", "write NAME=COMMAND"),
+        ("@steady.csv --url http://a --ttft 1 --lose a@5 --lose-by a=true --run a=true", "another engine of this name"),
+        ("@steady.csv --url http://a --ttft 1 --tenant-keys @keys", "those of -c FILE"),
         ("@steady.csv --simulate --engines 1 --ttft 1 --return 1@5", "--lose"),
         ("", "required"),
         ("--calibrate @nowhere", "name the folder of a sweep"),

@@ -36,6 +36,7 @@ impl<'a> ReplayRequests<'a> {
             input_tokens: Some(input),
             output_cap: generates.then_some(Tokens(output)),
             leaves_after: None,
+            authorization: None,
             tag: request.line,
         }
     }

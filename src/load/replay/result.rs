@@ -31,6 +31,8 @@ pub struct ReplayTraceSummary {
     pub too_long: u64,
     /// Requests whose class is not in the settings; they were replayed as the default class.
     pub unknown_class: u64,
+    /// Requests of a model that no route of their class serves; they took the class's first route.
+    pub unknown_model: u64,
 }
 
 /// One pool of a simulated fleet.
@@ -40,12 +42,14 @@ pub struct FleetPoolSummary {
     pub pool: String,
     /// Engines.
     pub engines: usize,
+    /// Requests whose last attempt went to one of them.
+    pub requests: u64,
+    /// Of these, requests whose route names another pool first.
+    pub from_earlier_pools: u64,
     /// Share of prompt tokens that prefix caches held.
     pub hit_share: f64,
     /// Preempted requests.
     pub preemptions: u64,
-    /// Most requests at one time, waiting ones included.
-    pub most_open: usize,
 }
 
 /// Target of the replay.
@@ -60,6 +64,8 @@ pub enum ReplayTarget {
         model: String,
         /// 99th percentile of the client's own lateness, in seconds.
         send_lag_p99_seconds: f64,
+        /// Requests of tenants without a key of their own, where `--tenant-keys` is given.
+        tenants_without_key: u64,
         /// Reasons why the run is invalid; empty if it is valid.
         problems: Vec<String>,
     },
@@ -67,6 +73,8 @@ pub enum ReplayTarget {
     Simulated {
         /// Pools.
         pools: Vec<FleetPoolSummary>,
+        /// Most requests at one time, waiting ones included.
+        most_open: usize,
         /// File of the engines' properties; absent: the defaults.
         engine: Option<String>,
         /// Seconds that it took to simulate.

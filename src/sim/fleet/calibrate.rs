@@ -166,6 +166,8 @@ fn arrivals_of(run: &MeasuredRun) -> Vec<Arrival> {
         likeness: SharedPrefix::default(),
         recorded: PromptBlocks::default(),
         line: 0,
+        model: None,
+        route: None,
     };
     run.requests.iter().map(arrival).collect()
 }

@@ -7,6 +7,7 @@
 mod drawn;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -19,7 +20,7 @@ use crate::sim::engine::core::BLOCK;
 use crate::sim::engine::{EngineSpec, LengthDistribution, mix};
 use crate::sim::traffic::{self, RequestStyle, TrafficPlan};
 use crate::trace::{PromptBlocks, TraceRequest};
-use crate::types::{Priority, TenantId, Tick, Tokens};
+use crate::types::{PoolId, Priority, TenantId, Tick, Tokens};
 
 /// A fleet and its workload.
 #[derive(Clone, Debug, Deserialize)]
@@ -269,6 +270,10 @@ pub struct Arrival {
     pub recorded: PromptBlocks,
     /// Line of the trace that it comes from; 0 without one.
     pub line: u64,
+    /// Its model, if the trace has it.
+    pub model: Option<Arc<str>>,
+    /// The pools of its route, in order; `None`: the first pool of the fleet.
+    pub route: Option<Arc<[PoolId]>>,
 }
 
 /// What is visible of a prompt's length.
@@ -306,6 +311,8 @@ impl Arrival {
             likeness: SharedPrefix::default(),
             recorded: request.blocks.clone(),
             line: request.line,
+            model: request.model.clone(),
+            route: None,
         }
     }
 
@@ -584,6 +591,8 @@ impl Mix {
                 likeness: SharedPrefix::default(),
                 recorded: PromptBlocks::default(),
                 line: 0,
+                model: None,
+                route: None,
             });
         }
     }
@@ -642,6 +651,8 @@ impl CorrelatedBursts<'_> {
                 likeness,
                 recorded: PromptBlocks::default(),
                 line: 0,
+                model: None,
+                route: None,
             });
         }
     }

@@ -14,10 +14,12 @@
 //! flood.
 
 mod calibrate;
+mod gateway_pools;
 mod mix;
 mod overload;
 mod peers;
 mod policy;
+mod pool_scheduler;
 mod report;
 mod simulation;
 #[cfg(test)]
@@ -26,6 +28,6 @@ mod tests;
 pub use calibrate::{CannotFit, EngineFit, FittedPercentile, MeasuredRequest, MeasuredRun, RunFit, fit_engine};
 pub use mix::{Arrival, Flood, Machine, Mix, MixClass, MixFlow, PromptLength, RecordedClass, SharedPrefix, StepTimes};
 pub use peers::{Peer, PickRule, grade};
-pub use policy::{GatewayScheduling, Policy};
+pub use policy::{ClassPools, FurtherPool, GatewayScheduling, Policy};
 pub use report::{EngineTotals, FlowScore, RequestReport, RunReport, StateSample};
 pub use simulation::{GatewayLink, Incident, ReplayEnd, RunSpan, Scenario, capacity, replay, run, run_in};

@@ -1,14 +1,16 @@
 //! Overload levels in the simulated fleet: the gateway's own controllers on its own measures, every half
 //! second.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::mix::Mix;
-use super::policy::GatewayScheduling;
+use super::policy::{ClassPools, GatewayScheduling};
+use crate::admit::overload::{OverloadSnapshot, Reroute};
 use crate::admit::overload_control::{ActiveActions, LoadMeasures, OverloadController, OverloadLevel};
 use crate::judge::{Missed, Outcome};
 use crate::record::burn::Burn;
-use crate::types::{Priority, Tick};
+use crate::types::{ClassId, PoolId, Priority, Tick};
 
 /// Interval of evaluation.
 const EVERY: Duration = Duration::from_millis(500);
@@ -17,12 +19,15 @@ const EVERY: Duration = Duration::from_millis(500);
 #[derive(Default)]
 pub(super) struct FleetOverload {
     classes: Vec<LeveledClass>,
+    /// The levels in force, for routes.
+    snapshot: OverloadSnapshot,
     weigh_at: Tick,
 }
 
 struct LeveledClass {
     class: String,
     rank: Priority,
+    pools: ClassPools,
     levels: Vec<OverloadLevel>,
     controller: OverloadController,
     burn: Burn,
@@ -35,12 +40,14 @@ impl FleetOverload {
             Some(LeveledClass {
                 class: name.clone(),
                 rank: class.priority(),
+                pools: settings.reach_of(name),
                 levels: levels.clone(),
                 controller: OverloadController::default(),
                 burn: Burn::new(class.target, Duration::from_secs(3600), at),
             })
         };
-        FleetOverload { classes: settings.degrade.iter().filter_map(standing).collect(), weigh_at: at }
+        let classes = settings.degrade.iter().filter_map(standing).collect();
+        FleetOverload { classes, snapshot: OverloadSnapshot::default(), weigh_at: at }
     }
 
     /// When classes are evaluated next.
@@ -48,19 +55,24 @@ impl FleetOverload {
         (!self.classes.is_empty()).then_some(self.weigh_at)
     }
 
-    /// Evaluates every class if due.
-    pub fn evaluate(&mut self, wait: impl Fn(Priority) -> Option<Duration>, depth: usize, at: Tick) {
+    /// Evaluates every class if due. `load`: queue depth and wait of a priority in these pools.
+    pub fn evaluate(&mut self, at: Tick, load: impl Fn(&BTreeSet<PoolId>, Priority) -> LoadMeasures) {
         if at < self.weigh_at {
             return;
         }
         self.weigh_at = at + EVERY;
+        let mut moved = false;
         for class in &mut self.classes {
-            let measured = LoadMeasures {
-                burn_rate: class.burn.pressure(at),
-                queue_wait: wait(class.rank),
-                queue_depth: depth as u64,
-            };
-            class.controller.evaluate(&class.levels, &measured, at);
+            let burn_rate = class.burn.pressure(at);
+            let measured = LoadMeasures { burn_rate, ..load(&class.pools.first, class.rank) };
+            moved |= class.controller.evaluate(&class.levels, &measured, at);
+        }
+        if moved {
+            self.snapshot = OverloadSnapshot::default();
+            for LeveledClass { class, rank, pools, levels, controller, .. } in &self.classes {
+                let class = ClassId::from(class.as_str());
+                self.snapshot.add(&class, *rank, levels, controller, || pools.all.clone());
+            }
         }
     }
 
@@ -80,10 +92,11 @@ impl FleetOverload {
         standing.map_or_else(ActiveActions::default, |found| ActiveActions::at(&found.levels, found.controller.level()))
     }
 
-    /// Whether a class of higher priority sheds requests of this one.
-    pub fn sheds(&self, rank: Priority) -> bool {
-        self.classes.iter().any(|standing| {
-            standing.rank < rank && ActiveActions::at(&standing.levels, standing.controller.level()).shed_lower
-        })
+    /// The pools of a route that are left to a request.
+    pub fn reroute(&self, in_force: &ActiveActions, rank: Priority, pools: &[PoolId]) -> Reroute {
+        if self.snapshot.is_empty() {
+            return Reroute::Unchanged;
+        }
+        self.snapshot.reroute(in_force, rank, pools)
     }
 }

@@ -349,6 +349,8 @@ mod tests {
             likeness: SharedPrefix { conversation, ..SharedPrefix::default() },
             recorded: crate::trace::PromptBlocks::default(),
             line: 0,
+            model: None,
+            route: None,
         }
     }
 

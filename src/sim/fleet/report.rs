@@ -82,6 +82,10 @@ pub struct RequestReport {
     pub flow: usize,
     /// Line of the trace that it comes from; 0 without one.
     pub line: u64,
+    /// The last engine that got it.
+    pub engine: Option<usize>,
+    /// Whether that engine's pool is not the first one of its route.
+    pub went_on: bool,
     /// Prompt tokens.
     pub input: u64,
     /// Output tokens of a whole answer; 0 of others.
@@ -112,10 +116,15 @@ pub struct EngineTotals {
 }
 
 impl EngineTotals {
-    pub(super) fn add(&mut self, gauges: &Gauges) {
-        self.queries += gauges.prefix_queries;
-        self.hits += gauges.prefix_hits;
-        self.preemptions += gauges.preemptions;
+    pub(super) fn of(gauges: &Gauges) -> Self {
+        EngineTotals { queries: gauges.prefix_queries, hits: gauges.prefix_hits, preemptions: gauges.preemptions }
+    }
+
+    /// Adds those of other engines.
+    pub fn add(&mut self, other: &EngineTotals) {
+        self.queries += other.queries;
+        self.hits += other.hits;
+        self.preemptions += other.preemptions;
     }
 
     /// Cache hit rate in prompt tokens.

@@ -121,11 +121,11 @@ pub enum Incident {
     },
 }
 
-/// What engines did with a trace, all together.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// What the engines did with a trace.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplayEnd {
-    /// Their counters.
-    pub engines: EngineTotals,
+    /// Their counters, in order: those of the first pool, then those of the further ones.
+    pub engines: Vec<EngineTotals>,
     /// When the last request ended, from the first one's arrival.
     pub ended: Tick,
     /// Most requests that were open at one time.
@@ -150,8 +150,8 @@ pub fn replay(
     let engine = |_: usize| FleetEngine::Leaps(LeapingEngine::new(shape.clone(), prefix_block));
     let mut world = Simulation::with_engines(mix, policy, arrivals, span, scenario, Box::new(engine));
     world.on_end = Some(&mut on_end);
-    let (report, most_open, ended) = world.play();
-    ReplayEnd { engines: report.engines, ended, most_open }
+    world.play();
+    ReplayEnd { engines: world.totals, ended: world.ended, most_open: world.most_open }
 }
 
 /// The rate at which the engines finish requests of this mix when saturated: first come, first served, full
@@ -185,6 +185,8 @@ struct SimRequest {
     cap_lowered: bool,
     /// When an engine first got it.
     dispatched: Option<Tick>,
+    /// The last engine that got it, and whether its pool was not the first of the route.
+    engine: Option<(usize, bool)>,
 }
 
 enum SimStage {
@@ -338,6 +340,8 @@ struct Simulation<'a, A: Iterator<Item = Arrival>> {
     open: usize,
     most_open: usize,
     ended: Tick,
+    /// Counters of the engines before their last restarts, and at the end those of all.
+    totals: Vec<EngineTotals>,
     leaves: BinaryHeap<Reverse<(Tick, usize)>>,
     exchange: Option<GatewayLink>,
     /// When each gateway tells the others next.
@@ -386,8 +390,8 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
         scenario: &Scenario,
         make_engine: Box<dyn Fn(usize) -> FleetEngine + 'a>,
     ) -> Self {
-        let overflow = if let Policy::Scheduled(settings) = policy { settings.overflow } else { 0 };
-        let engines = mix.engines + overflow;
+        let further = if let Policy::Scheduled(settings) = policy { settings.further_engines() } else { 0 };
+        let engines = mix.engines + further;
         let mut events: Vec<_> = scenario.events.iter().map(|(after, what)| (Tick::ZERO + *after, *what)).collect();
         events.sort_by_key(|(at, _)| *at);
         Simulation {
@@ -410,6 +414,7 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
             open: 0,
             most_open: 0,
             ended: Tick::ZERO,
+            totals: vec![EngineTotals::default(); engines],
             leaves: BinaryHeap::new(),
             exchange: scenario.exchange.filter(|_| scenario.gateways.get() > 1),
             // Each at another moment.
@@ -427,12 +432,14 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
         }
     }
 
-    fn run(self) -> RunReport {
-        self.play().0
+    fn run(mut self) -> RunReport {
+        self.play();
+        self.totals.iter().for_each(|engine| self.report.engines.add(engine));
+        self.report
     }
 
-    /// Plays to the end: the report, the most requests that were open at one time, and when the last one ended.
-    fn play(mut self) -> (RunReport, usize, Tick) {
+    /// Plays to the end.
+    fn play(&mut self) {
         let end = Tick::ZERO + self.span.whole();
         while let Some((at, event)) = self.next_event() {
             if self.ends_with_the_span && at > end {
@@ -444,7 +451,7 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
                 NextEvent::Return(engine) => drop(self.back_at.remove(&engine)),
                 NextEvent::Step(engine) => self.step(engine, at, &mut effects),
                 NextEvent::Wake(number) => {
-                    let Simulation { engines, back_at, frontends, .. } = &mut self;
+                    let Simulation { engines, back_at, frontends, .. } = &mut *self;
                     let gauges = |engine: usize| (!back_at.contains_key(&engine)).then(|| engines[engine].gauges());
                     frontends[number].wake(gauges, at, &mut effects);
                 }
@@ -457,10 +464,9 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
             self.take(effects, at);
             self.visits.forget();
         }
-        for engine in &self.engines {
-            self.report.engines.add(&engine.gauges());
+        for (total, engine) in self.totals.iter_mut().zip(&self.engines) {
+            total.add(&EngineTotals::of(&engine.gauges()));
         }
-        (self.report, self.most_open, self.ended)
     }
 
     fn look(&mut self, at: Tick) {
@@ -538,6 +544,7 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
             tokens: 0,
             cap_lowered: false,
             dispatched: None,
+            engine: None,
         });
         self.degrade(number);
         let gateway = number % self.frontends.len();
@@ -552,7 +559,7 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
     fn befall(&mut self, at: Tick, effects: &mut Effects) {
         match self.events.pop_front() {
             Some((_, Incident::EngineRestarts { engine, down })) => {
-                self.report.engines.add(&self.engines[engine].gauges());
+                self.totals[engine].add(&EngineTotals::of(&self.engines[engine].gauges()));
                 self.engines[engine] = (self.make_engine)(engine);
                 self.timers.set(engine, None);
                 self.back_at.insert(engine, at + down);
@@ -730,6 +737,8 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
             arrived: arrival.at,
             flow,
             line: arrival.line,
+            engine: visit.engine.map(|(engine, _)| engine),
+            went_on: visit.engine.is_some_and(|(_, went_on)| went_on),
             input: prompt,
             output: answer.map_or(0, |answer| answer.output.0),
             outcome,
@@ -778,6 +787,7 @@ impl<'a, A: Iterator<Item = Arrival>> Simulation<'a, A> {
         let DispatchedRequest { visit: number, engine, hold } = go;
         let visit = &mut self.visits[number];
         visit.dispatched.get_or_insert(at);
+        visit.engine = Some((engine, hold.went_on));
         let hold = Box::new(hold);
         if self.back_at.contains_key(&engine) {
             visit.stage = SimStage::Runs { engine, job: None, hold };

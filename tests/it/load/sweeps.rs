@@ -177,6 +177,7 @@ async fn an_interrupted_run_is_partial_and_leaves_nothing_open() {
     assert_eq!((run.result.verdict, run.gone, run.records.len()), (RunVerdict::Partial, None, 50));
     assert!(run.records.iter().any(|(_, record)| record.reason == "client_cancel"), "open ones were left");
     assert!(run.result.classes.iter().all(|class| class.attainment.is_none()));
+    assert!(run.result.problems.is_empty(), "its own leaving is no refusal: {:?}", run.result.problems);
     engine.log().quiet().await;
 }
 
