@@ -31,6 +31,7 @@ use super::connection_limits::Connections;
 use super::date::Dates;
 use super::detect::{DetectHttp, HttpVersion};
 use super::drain::{Drain, DrainPhase};
+use super::h2_rejected_heads::{CountsRejectedHeads, H2FrameWatch};
 use super::http1_connection::Http1;
 use super::read_fairness::ReadFairness;
 use super::service::{ConnService, H2Executor};
@@ -177,7 +178,10 @@ impl ConnectionServer {
             }
             HttpVersion::Http2 => {
                 // Boxed because it is three times as large as HTTP/1's, and rarer.
-                let mut talk = Box::new(http2(&limits, streams).serve_connection(TokioIo::new(io), reception));
+                let (pending, listener_stats) = (reception.pending_heads(), self.listener_stats.clone());
+                let io = TokioIo::new(H2FrameWatch::new(io, pending.clone()));
+                let connection = http2(&limits, streams).serve_connection(io, reception);
+                let mut talk = Box::new(CountsRejectedHeads { connection, pending, listener_stats });
                 let ended = drive(&mut *talk, &mut minder, alarm.as_mut()).await;
                 if let Some(Err(error)) = &ended
                     && breaks_http2(error)
@@ -219,8 +223,7 @@ fn log_end<E: std::fmt::Display>(ended: Option<Result<(), E>>) {
     }
 }
 
-/// Whether the connection ended because its client violated the protocol before or between requests. (h2 does
-/// not report what it rejects of a single stream.)
+/// Whether the connection ended because its client violated the protocol before or between requests.
 fn breaks_http2(error: &hyper::Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<h2::Error>());
     let reason = cause.filter(|cause| !cause.is_remote() && !cause.is_io()).and_then(h2::Error::reason);

@@ -33,6 +33,7 @@ mod connection_limits;
 mod date;
 mod detect;
 mod drain;
+mod h2_rejected_heads;
 mod h2_send_buffer;
 mod http1_connection;
 mod listener;

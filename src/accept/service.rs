@@ -25,6 +25,7 @@ use tower::{Service, ServiceExt};
 use super::body::{BodySource, BoxError, IncomingRequest, RequestBody};
 use super::conn_state::{ConnState, OpenRequest};
 use super::drain::{Drain, DrainPhase, DrainWatch};
+use super::h2_rejected_heads::PendingHeads;
 use super::h2_send_buffer::H2SendBuffer;
 use super::request_id::{X_GOODPUT_REASON, new_request_id};
 use super::write_stall::Stall;
@@ -86,12 +87,19 @@ pub(super) struct ConnService<S> {
     service: S,
     peer: Arc<ConnState>,
     handover: PendingStream,
+    pending_heads: PendingHeads,
     listener_stats: ListenerStats,
 }
 
 impl<S> ConnService<S> {
     pub(super) fn new(service: S, peer: Arc<ConnState>, streams: &H2Executor, listener_stats: ListenerStats) -> Self {
-        ConnService { service, peer, handover: Arc::clone(&streams.handover), listener_stats }
+        let handover = Arc::clone(&streams.handover);
+        ConnService { service, peer, handover, pending_heads: PendingHeads::default(), listener_stats }
+    }
+
+    /// The HTTP/2 streams that it has not been called for.
+    pub(super) fn pending_heads(&self) -> PendingHeads {
+        self.pending_heads.clone()
     }
 
     /// Counts a rejected head.
@@ -116,6 +124,7 @@ where
 
     /// Runs in the connection's task, which many streams share.
     fn call(&self, request: Request<Incoming>) -> Self::Future {
+        self.pending_heads.served();
         let (head, body) = request.into_parts();
         match caught(|| Arc::new(ParsedHead::new(head))) {
             Some(head) => self.serve(head, BodySource::Stream(body), None),

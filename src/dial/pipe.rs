@@ -206,4 +206,28 @@ mod tests {
         }
         assert_eq!((network.dials("10.0.0.1:1"), network.dials("10.0.0.2:1")), (1, 3));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn c83_an_address_that_answered_once_gives_way_when_it_no_longer_does() {
+        let (network, clock) = (PipeDial::new(), Clock::start());
+        let to = EngineAddress { scheme: Scheme::Http, host: "svc".into(), port: 1, base: "".into(), name: None };
+        let [first, second, third] = [1, 2, 3].map(|last| IpAddr::from([10, 0, 0, last]));
+        network.name("svc", &[first, second, third]);
+        network.silence("10.0.0.1:1");
+        let _listeners = [network.listen("10.0.0.2:1"), network.listen("10.0.0.3:1")];
+        let dialed = async |what: &str, millis| {
+            assert!(network.dial(&to, None).await.is_ok(), "{what}");
+            assert_eq!(clock.now(), crate::types::Tick::from_millis(millis), "{what}");
+        };
+        dialed("the first is silent", 250).await;
+        network.silence("10.0.0.2:1");
+        dialed("the second, which is remembered, and the first", 750).await;
+        dialed("the third is remembered", 750).await;
+        let _first = network.listen("10.0.0.1:1");
+        network.name("svc", &[first, second]);
+        dialed("what is remembered is no address any more", 750).await;
+        network.fail("10.0.0.1:1", io::ErrorKind::ConnectionRefused);
+        let _second = network.listen("10.0.0.2:1");
+        dialed("a refusal is no reason to wait", 750).await;
+    }
 }

@@ -28,6 +28,8 @@ pub struct RequestMeta {
     pub inspected: bool,
     /// Its content coding was removed.
     pub decoded: bool,
+    /// It is a GET or HEAD: conditions and ranges have a meaning.
+    pub reads: bool,
     /// It has a `connection` field, which may name others.
     pub names_hop_fields: bool,
     /// The gateway has spans, so that its `traceparent` and `tracestate` go in place of the client's.
@@ -158,6 +160,7 @@ fn crosses(name: &HeaderName, engine: &EngineHeaders<'_>, sent: RequestMeta, nam
         HeaderAction::Credential => !engine.forward_authorization,
         HeaderAction::Coding => sent.decoded,
         HeaderAction::Accepts => sent.inspected,
+        HeaderAction::Condition => !sent.reads,
         HeaderAction::Trace => sent.traced,
     };
     !stays_here && !named.contains(name)
@@ -194,6 +197,9 @@ enum HeaderAction {
     Coding,
     /// The accepted content codings.
     Accepts,
+    /// Asks for a part, or for a response only under a condition. A POST has no stored representation that this
+    /// could be about (RFC 9110 sections 13 and 14.2), but some engines' servers heed it and respond 206 or 412.
+    Condition,
     /// Says in which trace the request is.
     Trace,
 }
@@ -205,6 +211,9 @@ fn fate(name: &str) -> HeaderAction {
         "authorization" | "x-api-key" | "cookie" | "api-key" => HeaderAction::Credential,
         "content-encoding" => HeaderAction::Coding,
         "accept-encoding" => HeaderAction::Accepts,
+        "range" | "if-range" | "if-match" | "if-none-match" | "if-modified-since" | "if-unmodified-since" => {
+            HeaderAction::Condition
+        }
         names::TRACEPARENT | names::TRACESTATE => HeaderAction::Trace,
         _ if is_of_one_hop(name) || steers(name) => HeaderAction::StaysHere,
         _ if name.contains('_') => HeaderAction::Underscored,
@@ -370,7 +379,7 @@ mod tests {
     }
 
     const INSPECTED: RequestMeta =
-        RequestMeta { inspected: true, decoded: false, names_hop_fields: true, traced: false };
+        RequestMeta { inspected: true, decoded: false, reads: false, names_hop_fields: true, traced: false };
 
     fn to_engine(fields: &[(&str, &str)]) -> HeaderMap {
         sent_to(&EngineHeaders::default(), INSPECTED, fields)
@@ -563,6 +572,19 @@ mod tests {
         ] {
             let sent = to_engine(&[(name, "1")]);
             assert!(sent.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn conditions_and_ranges_cross_only_with_a_request_that_reads() {
+        for name in ["range", "if-range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since"] {
+            for (name, reads) in [(name.to_owned(), true), (name.to_owned(), false), (name.replace('-', "_"), false)] {
+                for inspected in [true, false] {
+                    let sent = RequestMeta { reads, inspected, ..INSPECTED };
+                    let headers = sent_to(&EngineHeaders::default(), sent, &[(&name, "x")]);
+                    assert_eq!(headers.contains_key(&name), reads, "{name} {reads}");
+                }
+            }
         }
     }
 

@@ -453,6 +453,7 @@ impl Attempt<'_> {
         RequestMeta {
             inspected: self.request.context.is_judged,
             decoded: self.request.context.body.was_coded,
+            reads: self.request.context.endpoint.is_of_engine(),
             names_hop_fields: self.request.context.arrived.head.has_connection(),
             traced: self.trace.is_some(),
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::completion::Completion;
 use super::relay_context::RequestSummary;
+use crate::inspect::PromptSize;
 use crate::observe::{Ending, ResponseFormat, Timeline, TimeoutKind};
 use crate::reject::Rejection;
 use crate::route::retry::{AttemptOutcome, Injection};
@@ -38,7 +39,7 @@ impl Completion {
                     self.context.request.model.as_deref().unwrap_or_default(),
                 );
             }
-            give_back(work, timeline);
+            give_back(work, timeline, self.context.request.prompt);
         }
         if self.has_failed {
             return;
@@ -72,8 +73,8 @@ impl Completion {
 }
 
 /// Releases the work. A complete response at the engine's own pace is a latency sample; one slowed down by
-/// its client is not.
-fn give_back(work: Box<WorkGuard>, timeline: &Timeline) {
+/// its client is not, and behind images or audio only its decode is.
+fn give_back(work: Box<WorkGuard>, timeline: &Timeline, prompt: PromptSize) {
     let is_whole = timeline.finish.is_some() && timeline.error.is_none() && timeline.is_success();
     if !is_whole || timeline.limited.is_some() {
         return;
@@ -87,6 +88,7 @@ fn give_back(work: Box<WorkGuard>, timeline: &Timeline) {
         e2e: after(timeline.finish),
         further: timeline.output.0.saturating_sub(1),
         cached: timeline.usage.cached,
+        has_media: prompt.has_media || prompt.form_bytes > 0,
     };
     work.learned(&sample, timeline.end);
 }

@@ -130,9 +130,12 @@ impl Ring {
     fn restore(&mut self, state: &WindowState, at: Tick) {
         let newest = self.number_at(at);
         for &(number, met, judged) in &state.slots {
+            let is_near = number.saturating_add(SLOTS as u64) > newest && number < newest + SLOTS as u64;
+            // Counted later than now: a clock that was set back meanwhile undoes nothing.
+            let number = number.min(newest);
             let slot = &mut self.slots[(number % SLOTS as u64) as usize];
             let is_sound = met <= judged && judged < u64::MAX / SLOTS as u64;
-            if is_sound && number <= newest && number + SLOTS as u64 > newest && slot.number <= number {
+            if is_sound && is_near && slot.number <= number {
                 if slot.number < number {
                     *slot = BurnSlot { number, count: JudgedCount::default() };
                 }
@@ -561,6 +564,21 @@ mod tests {
         assert_eq!(count_of(&last, "28d", Tick::ZERO), JudgedCount { met: 100, judged: 200 });
         assert_eq!(count_of(&last, "5m", Tick::ZERO).judged, 8, "of the last five minutes");
         assert_eq!(last.own(Tick::ZERO).covered, Duration::from_secs(6000));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_before_a_restart_undoes_no_count() {
+        let unix = Duration::from_secs(1_800_000_000);
+        let mut before = Burn::at_epoch(0.9, 28 * DAY, Tick::ZERO, unix);
+        (0..20 * 60).for_each(|second| before.note(second < 600, seconds(second)));
+        for back in [Duration::from_secs(60 * 60), 10 * DAY] {
+            let mut after = Burn::at_epoch(0.9, 28 * DAY, Tick::ZERO, unix.saturating_sub(back));
+            after.restore(&before.state(), Tick::ZERO);
+            let both = JudgedCount { met: 600, judged: 1200 };
+            assert_eq!(count_of(&after, "28d", seconds(1)), both, "{back:?}");
+            assert_eq!(count_of(&after, "28d", seconds(1) + 27 * DAY), both, "and for its window");
+            assert_eq!(count_of(&after, "28d", seconds(1) + 29 * DAY).judged, 0);
+        }
     }
 
     #[test]

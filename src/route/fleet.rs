@@ -589,7 +589,8 @@ impl WorkGuard {
             };
             (steps, tpot)
         });
-        inner.note_answer(self.place, &self.snapshot, sample.ttft, further);
+        let prefill_time = sample.prefill_time();
+        inner.note_answer(self.place, &self.snapshot, prefill_time, further);
         drop(inner);
         let times = (!self.prefix.blocks.is_empty()).then(|| {
             let latency = self.latency.lock();
@@ -597,7 +598,7 @@ impl WorkGuard {
             let hit = LoadSnapshot { prompt: self.prefix.prompt.less(self.prefix.expected), ..self.snapshot };
             latency.predict(&hit).zip(latency.predict(&miss)).map(|(hit, miss)| (hit.ttft, miss.ttft))
         });
-        let is_whole = queues && sample.ttft.is_none() && further.is_none();
+        let is_whole = queues && !sample.has_media && sample.ttft.is_none() && further.is_none();
         let whole = sample.e2e.filter(|_| is_whole).zip(ran).map(|(e2e, last)| {
             let steps = DecodeSteps {
                 further: sample.further,
@@ -606,11 +607,11 @@ impl WorkGuard {
             };
             (steps, e2e)
         });
-        if further.is_none() && sample.ttft.is_none() && times.is_none() && whole.is_none() {
+        if further.is_none() && prefill_time.is_none() && times.is_none() && whole.is_none() {
             return;
         }
         let learn = |latency: &mut Latency| {
-            if let Some(ttft) = sample.ttft {
+            if let Some(ttft) = prefill_time {
                 latency.first_token(&self.snapshot, ttft);
             }
             if let Some((steps, tpot)) = &further {
@@ -637,7 +638,7 @@ impl WorkGuard {
                 self.place,
                 prefix.expected,
                 sample.cached,
-                times.flatten().zip(sample.ttft),
+                times.flatten().zip(prefill_time),
                 output,
                 at,
             );
@@ -647,12 +648,13 @@ impl WorkGuard {
 
 impl WorkGuard {
     /// TPOT as observed; for a long non-streaming response the time after its estimated prefill, per
-    /// token.
+    /// token, unless that estimate leaves out a part of the prompt.
     fn pace_of(&self, sample: &LatencySample, at: Tick) -> Option<Duration> {
         if sample.ttft.is_some() {
             return sample.tpot;
         }
-        let further = u32::try_from(sample.further).ok().filter(|further| *further >= LONG_WHOLE)?;
+        let is_long = |further: &u32| *further >= LONG_WHOLE && !sample.has_media;
+        let further = u32::try_from(sample.further).ok().filter(is_long)?;
         Some(at.since(self.first?.0) / further)
     }
 }

@@ -119,6 +119,17 @@ pub struct LatencySample {
     pub further: u64,
     /// Cached prompt tokens, if reported.
     pub cached: Option<Tokens>,
+    /// The prompt has tokens that its estimate leaves out (images, audio, files, an earlier response), so that
+    /// its prefill says nothing about the time per token.
+    pub has_media: bool,
+}
+
+impl LatencySample {
+    /// TTFT, if it says something about prefill.
+    #[must_use]
+    pub fn prefill_time(&self) -> Option<Duration> {
+        self.ttft.filter(|_| !self.has_media)
+    }
 }
 
 /// Recent prediction errors relative to the measured value; `None` before any

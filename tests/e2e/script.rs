@@ -60,6 +60,7 @@ impl Books<'_> {
             key_life: Duration::from_secs(600),
             buckets: self.rates.iter().map(bucket).collect(),
             places: self.places.map(|_| place).into_iter().collect(),
+            ..LuaCall::default()
         }
     }
 
@@ -231,7 +232,7 @@ fn of_tenant(key: &str, gateway: &str, bucket: BucketArgs) -> LuaCall {
         gateway: gateway.into(),
         key_life: Duration::from_secs(60),
         buckets: vec![bucket],
-        places: vec![],
+        ..LuaCall::default()
     }
 }
 
@@ -257,11 +258,13 @@ fn what_is_kept_and_not_ours_is_told_and_left_alone(kind: Kind) {
             ("far", "tokens", "1 0 99999999999999999999999"),
             ("crowd", "places", "b 99999999999999999999999 1;"),
             ("for_ever", "places", "b 1 9007199254740993;"),
+            ("mark", "seen", "b 1"),
+            ("late_mark", "seen", "b 9007199254740993 1;"),
         ] {
             server.say(&["HSET", key, field, value]).expect("it is set");
         }
         let keys = ["text", "words", "negative", "too_fine", "two", "layout", "birth", "late_birth"];
-        for key in keys.into_iter().chain(["huge", "beyond", "far", "crowd", "for_ever"]) {
+        for key in keys.into_iter().chain(["huge", "beyond", "far", "crowd", "for_ever", "mark", "late_mark"]) {
             let before = server.say(&["DUMP", key]).expect("an answer");
             assert!(matches!(ask(key), Err(CallError::Nonsense(_))), "{key}: {:?}", ask(key));
             assert_eq!(server.say(&["DUMP", key]).expect("an answer"), before, "{key} was changed");
@@ -331,6 +334,48 @@ fn books_that_were_lost_are_begun_with_what_each_gateway_knows(kind: Kind) {
     });
 }
 
+/// A dump from before, or a replica that lagged.
+fn books_that_went_back_are_begun_anew_with_what_each_gateway_knows(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
+        let runtime = runtime();
+        let line = runtime.block_on(server.line());
+        // A token a minute: nothing to speak of flows off meanwhile.
+        let call = |gateway: &str, (mark, known_mark), begun, remembered, need| {
+            let bucket = BucketArgs { begun, remembered, burst: 100, ..tokens(1, need) };
+            let call = LuaCall { mark, known_mark, known_begun: begun, ..of_tenant("k", gateway, bucket) };
+            runtime.block_on(line.call(&call)).expect("an answer")
+        };
+        let spent = |answer: &LuaReply| answer.buckets[0].whole + u64::from(answer.buckets[0].micros > 0);
+        let copy = |from: &str, to: &str| server.say(&["COPY", from, to, "REPLACE"]).expect("it is copied");
+        let first = call("a", (1, 0), 0, 0, 10);
+        call("c", (1, 0), first.begun, 10, 0);
+        copy("k", "older");
+        assert_eq!(call("a", (2, 1), first.begun, 10, 20).begun, first.begun);
+        assert_eq!(spent(&call("b", (1, 0), 0, 0, 5)), 35);
+        for detects in ["a", "b"] {
+            copy("older", "k");
+            // A gateway that the older books know of sees nothing wrong.
+            let unaware = call("c", (2, 1), first.begun, 10, 3);
+            assert_eq!((unaware.begun, spent(&unaware)), (first.begun, 13));
+            let (own, other) = (("a", (3, 2), 30), ("b", (2, 1), 35));
+            let ((gateway, marks, knows), next) = if detects == "a" { (own, other) } else { (other, own) };
+            let found = call(gateway, marks, first.begun, knows, 0);
+            assert!(found.begun > first.begun && found.buckets[0].whole <= knows, "{found:?}");
+            assert_eq!(spent(&found), knows);
+            let (gateway, marks, knows) = next;
+            let told = call(gateway, marks, first.begun, knows, 0);
+            assert_eq!((told.begun, spent(&told)), (found.begun, 35), "the largest amount, once");
+            assert_eq!(spent(&call("c", (3, 2), first.begun, 13, 1)), 36, "and it counts on");
+        }
+        // A call that was given up comes late.
+        let begun = call("a", (6, 0), 0, 0, 0).begun;
+        call("a", (5, 0), begun, 0, 0);
+        assert_eq!(call("a", (7, 6), begun, 0, 0).begun, begun);
+        Ok(())
+    });
+}
+
 fn places_of_a_gateway_that_is_gone_come_back(kind: Kind) {
     with_parts(kind.name(), || {
         let server = RedisServer::start(kind)?;
@@ -339,8 +384,8 @@ fn places_of_a_gateway_that_is_gone_come_back(kind: Kind) {
         let call = |gateway: &str, running, need, besides| {
             let place = ConcurrencyArgs { field: "places".into(), most: 10, running, need, besides };
             let key_life = Duration::from_secs(60);
-            let call =
-                LuaCall { key: "k".into(), gateway: gateway.into(), key_life, buckets: vec![], places: vec![place] };
+            let (key, gateway) = ("k".into(), gateway.into());
+            let call = LuaCall { key, gateway, key_life, places: vec![place], ..LuaCall::default() };
             runtime.block_on(line.call(&call)).expect("an answer")
         };
         assert_eq!(call("a", 0, 1, 5).places[0].ours, 6);
@@ -386,6 +431,7 @@ on_each! {
     what_is_kept_and_not_ours_is_told_and_left_alone,
     a_clock_that_steps_neither_locks_out_nor_lets_in_more_than_a_burst,
     books_that_were_lost_are_begun_with_what_each_gateway_knows,
+    books_that_went_back_are_begun_anew_with_what_each_gateway_knows,
     places_of_a_gateway_that_is_gone_come_back,
     a_server_that_forgot_the_script_is_given_it_again,
 }

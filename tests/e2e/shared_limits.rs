@@ -405,6 +405,100 @@ fn c114_a_store_that_forgot_is_told_without_being_asked(kind: Kind) {
     });
 }
 
+/// A restart from a dump, and no append-only file: what was granted since the dump is unknown to the store.
+fn c114_a_store_that_returns_with_older_data_is_told_what_it_granted_since(kind: Kind) {
+    with_parts(kind.name(), || {
+        let mut server = RedisServer::start(kind)?;
+        runtime().block_on(async {
+            // A minute's inflow is one token, so spent tokens stay spent.
+            let allowance = Allowance { tokens: Some(Rate::new(1, Some(4800)).unwrap()), ..Allowance::default() };
+            let gateways = three(&server, OnFailure::Open, &allowance).await;
+            let are_home = |spent: u64| {
+                let unspent = gateways.iter().all(|gateway| gateway.store.numbers().unspent == 0);
+                unspent && (spent - 100..=spent).contains(&kept(&server))
+            };
+            for gateway in [0, 0, 0, 1, 2] {
+                gateways[gateway].ask(200).await.expect("there is enough");
+            }
+            until(|| are_home(1000)).await;
+            assert_eq!(server.say(&["SAVE"]).expect("it is written"), "+OK\r\n");
+            for _ in 0..10 {
+                gateways[0].ask(200).await.expect("there is enough");
+            }
+            gateways[1].ask(100).await.expect("there is enough");
+            until(|| are_home(3100)).await;
+            server.kill();
+            until(|| gateways.iter().all(|gateway| !gateway.store.numbers().up)).await;
+            server.restart();
+            until(|| gateways.iter().all(|gateway| gateway.store.numbers().up)).await;
+            // However long that takes, a hundred do not flow off meanwhile.
+            until(|| kept(&server) + 100 >= 3100).await;
+            for gateway in &gateways {
+                let refused = gateway.ask(4800 - 3000).await;
+                assert!(matches!(refused, Err(Denied::Exhausted(LimitExceeded::Retryable { .. }))), "{refused:?}");
+            }
+            // A gateway's last answer may have been from before another one's lease came home.
+            assert!(kept(&server) <= 3300, "once: {}", kept(&server));
+        });
+        Ok(())
+    });
+}
+
+/// It has no memory left, or has become a replica of nobody: every script fails, and nothing is lost.
+fn a_store_that_takes_no_writes_is_away_until_it_does(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
+        let harms: [[&[&str]; 2]; 2] = [
+            [&["CONFIG", "SET", "maxmemory", "1"], &["CONFIG", "SET", "maxmemory", "0"]],
+            [&["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]],
+        ];
+        for [harm, cure] in harms {
+            server.say(&["FLUSHALL"]).expect("it is empty");
+            runtime().block_on(async {
+                // A minute's inflow is one token, so spent tokens stay spent.
+                let allowance = Allowance { tokens: Some(Rate::new(1, Some(4800)).unwrap()), ..Allowance::default() };
+                let gateways = three(&server, OnFailure::Open, &allowance).await;
+                gateways[0].ask(300).await.expect("there is enough");
+                until(|| gateways[0].store.numbers().unspent == 0 && kept(&server).abs_diff(300) < 100).await;
+                assert_eq!(server.say(harm).expect("an answer"), "+OK\r\n");
+                until(|| gateways.iter().all(|gateway| !gateway.store.numbers().up)).await;
+                for _ in 0..5 {
+                    gateways[1].ask(100).await.expect("its share holds that");
+                }
+                assert_eq!(requests(&gateways, GrantSource::Share), 5, "{harm:?}");
+                assert_eq!(requests(&gateways, GrantSource::Nobody), 0, "{harm:?}");
+                assert_eq!(server.say(cure).expect("an answer"), "+OK\r\n");
+                until(|| gateways.iter().all(|gateway| gateway.store.numbers().up)).await;
+                until(|| kept(&server) + 100 >= 800).await;
+                assert!(kept(&server) <= 800, "{harm:?}: it is told once, {}", kept(&server));
+            });
+        }
+        Ok(())
+    });
+}
+
+/// Killed with a request running: its tokens stay spent, and the next process has no more than the rest.
+fn what_a_killed_gateway_reserved_stays_spent(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
+        runtime().block_on(async {
+            let allowance = Allowance { tokens: Some(Rate::new(1, Some(1000)).unwrap()), ..Allowance::default() };
+            let killed = Gateway::with(server.settings(OnFailure::Open), &allowance, 1);
+            until(|| killed.store.numbers().up).await;
+            let running = killed.store.reserve(&acme(), "m", &wanted(600), killed.clock.now()).await;
+            killed.keeper.abort();
+            drop((running.expect("there is enough"), killed));
+            let next = Gateway::with(server.settings(OnFailure::Open), &allowance, 2);
+            until(|| next.store.numbers().up).await;
+            let refused = next.ask(500).await;
+            assert!(matches!(refused, Err(Denied::Exhausted(LimitExceeded::Retryable { .. }))), "{refused:?}");
+            next.ask(300).await.expect("the rest is there");
+            assert!(kept(&server) >= 890, "{}", kept(&server));
+        });
+        Ok(())
+    });
+}
+
 fn what_is_not_ours_harms_one_tenant_only(kind: Kind) {
     with_parts(kind.name(), || {
         let server = RedisServer::start(kind)?;
@@ -519,6 +613,9 @@ on_each! {
     a_gateway_that_leaves_gives_everything_back,
     who_leaves_while_the_store_is_asked_takes_nothing,
     c114_a_store_that_forgot_is_told_without_being_asked,
+    c114_a_store_that_returns_with_older_data_is_told_what_it_granted_since,
+    a_store_that_takes_no_writes_is_away_until_it_does,
+    what_a_killed_gateway_reserved_stays_spent,
     what_is_not_ours_harms_one_tenant_only,
     a_store_behind_a_password_wants_it_and_no_log_shows_it,
 }

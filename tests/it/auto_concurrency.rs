@@ -189,7 +189,7 @@ impl World {
         let ttft = first.unwrap() - dispatched;
         let further = life.output.saturating_sub(1);
         let tpot = (gain.at - first.unwrap()).div_f64(further.max(1) as f64);
-        let whole = LatencySample { ttft: None, tpot: None, e2e: Some(gain.at - dispatched), further, cached: None };
+        let whole = LatencySample { e2e: Some(gain.at - dispatched), further, ..LatencySample::default() };
         let sample = if self.streams { LatencySample { ttft: Some(ttft), tpot: Some(tpot), ..whole } } else { whole };
         work.learned(&sample, gain.at);
         let decisions = self.queue.release(ticket, Tokens(life.prompt + life.output), gain.at);

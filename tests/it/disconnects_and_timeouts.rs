@@ -102,7 +102,7 @@ async fn c47_a_reset_http2_stream_reaches_the_engine_and_the_connection_lives_on
 }
 
 /// 64 KiB a millisecond.
-fn flood() -> Script {
+pub fn flood() -> Script {
     let block = event(&t(&"x".repeat(1000))).repeat(60);
     (1..=200).fold(Script::stream(), |script, number| script.at(number).put(block.clone())).silence()
 }

@@ -132,6 +132,25 @@ async fn a_client_that_does_not_read_teaches_nothing_of_its_engines_latency() {
     }
 }
 
+/// The tokens of an image are not in the estimate of its prompt.
+#[tokio::test(start_paused = true)]
+async fn prompts_with_images_teach_nothing_about_prefill() {
+    let text = json!({"type": "text", "text": "hi"});
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
+    for (content, learns) in [(json!([text, image]), false), (json!([text]), true)] {
+        let (house, _engine) = House::playing(after(300));
+        let (pool, size) = (PoolId::from("a"), WorkEstimate { prefill: Tokens(1), decode: Tokens(100) });
+        let mut body = stream();
+        body["messages"][0]["content"] = content;
+        for _ in 0..40 {
+            assert_eq!(house.chat(body.clone()).await.whole().await.status, 200);
+        }
+        assert_eq!(house.gateway.fleet.predict(&pool, size, house.clock.now()).is_some(), learns);
+        house.lines(40).await;
+        house.end().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn seats_that_are_found_out_begin_at_sixty_four_and_others_wait() {
     let yaml = Yaml::default().with("max_concurrency_per_engine: auto");

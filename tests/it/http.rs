@@ -459,6 +459,67 @@ async fn c111_a_connection_of_http2_that_breaks_the_protocol_counts_once() {
     house.end().await;
 }
 
+/// What the library resets of its own accord, or answers with a bare 431, never reaches the service.
+#[tokio::test(start_paused = true)]
+async fn c111_a_stream_refused_by_the_http2_library_counts_once_and_its_neighbours_are_served() {
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const POST: &[u8] = b"\x83\x86\x41\x01g\x04\x14/v1/chat/completions";
+    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+        let length = &(payload.len() as u32).to_be_bytes()[1..];
+        [length, &[kind, flags, 0, 0, 0, stream], payload].concat()
+    };
+    let field = |name: &str, value: &str| {
+        assert!(name.len() < 127 && value.len() < 127);
+        [&[0, name.len() as u8][..], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
+    };
+    let (house, engine) = House::playing(whole_answer());
+    let bad_heads = |reason: &str| house.page().sum("goodput_bad_heads_total", &[("reason", reason)]);
+    let mut client = house.connect(1024 * 1024);
+    client.send([PREFACE, SETTINGS].concat()).await;
+    // Two refused heads, a request that is served, two more, in one write.
+    let mut burst = Vec::new();
+    for (stream, extra) in [
+        (1, field("connection", "close")),
+        (3, field("te", "gzip")),
+        (5, Vec::new()),
+        (7, b"\x82".to_vec()),
+        (9, field("transfer-encoding", "chunked")),
+    ] {
+        burst.extend(frame(1, 4, stream, &[POST, &extra].concat()));
+        if extra.is_empty() {
+            burst.extend(frame(0, 1, stream, unary().to_string().as_bytes()));
+        }
+    }
+    client.send(burst).await;
+    assert_eq!(house.line().await.verdict(), "met");
+    assert_eq!(bad_heads("malformed"), 4.0);
+    // A list beyond what the library takes, among others that are served.
+    let huge = (0..3000).flat_map(|at| field(&format!("x-{at}"), &"b".repeat(100))).collect::<Vec<u8>>();
+    let mut parts = huge.chunks(16_000).peekable();
+    let mut burst = frame(1, 1, 11, POST);
+    while let Some(part) = parts.next() {
+        burst.extend(frame(9, if parts.peek().is_none() { 4 } else { 0 }, 11, part));
+    }
+    burst.extend(frame(1, 4, 13, POST));
+    burst.extend(frame(0, 1, 13, unary().to_string().as_bytes()));
+    client.send(burst).await;
+    assert_eq!(house.lines(2).await[1].verdict(), "met");
+    // A reset that a stream earned by its body is no refused head, whether the service knew of the stream or not.
+    let body_of_one_byte = [POST, &field("content-length", "1")].concat();
+    client.send([frame(1, 4, 15, &body_of_one_byte), frame(0, 1, 15, b"{}")].concat()).await;
+    client.send(frame(1, 4, 17, &body_of_one_byte)).await;
+    house.sleep(ms(100)).await;
+    client.send(frame(0, 1, 17, b"{}")).await;
+    house.sleep(ms(100)).await;
+    drop(client);
+    let verdicts: Vec<String> = house.lines(4).await.iter().map(Line::verdict).collect();
+    assert_eq!(verdicts, ["met", "met", "excluded(client_cancel)", "excluded(client_cancel)"]);
+    assert_eq!((bad_heads("malformed"), bad_heads("too_large")), (4.0, 1.0));
+    assert_eq!(engine.log().requests().len(), 2);
+    house.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_engine_body_framed_by_its_close_or_in_chunks_reaches_the_client() {
     let body = whole("x", 1, 1);

@@ -14,6 +14,7 @@ mod engine_selection;
 mod engines;
 mod fleet_budgets;
 mod framing;
+mod hostile;
 mod http;
 mod in_use;
 mod load;

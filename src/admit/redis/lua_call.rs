@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::types::Tick;
+
 /// The script that maintains a tenant's balances.
 pub const SCRIPT: &str = include_str!("script.lua");
 
@@ -14,6 +16,43 @@ pub const LAYOUT: &str = "1";
 
 /// Expiry of a gateway's count of running requests after its last report.
 pub const COUNT_LIFE: Duration = Duration::from_secs(15);
+
+/// How long the store keeps the mark of a gateway's last call. A mark half as old is not relied on.
+pub const MARK_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The marks of one gateway's calls about one key: numbers that rise. The store keeps the last one, so that a
+/// gateway which finds a lower one than it wrote knows that the store has gone back to older data.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CallMarks {
+    made: u64,
+    known: Option<KnownCall>,
+}
+
+/// The last answered call.
+#[derive(Clone, Copy, Debug)]
+struct KnownCall {
+    mark: u64,
+    /// Creation time of the state then.
+    begun: u64,
+    answered: Tick,
+}
+
+impl CallMarks {
+    /// Puts a new mark on a call, with what the store must have.
+    pub fn put_on(&mut self, call: &mut LuaCall, at: Tick) {
+        self.made += 1;
+        let known = self.known.filter(|known| at.since(known.answered) < MARK_LIFE / 2);
+        (call.known_mark, call.known_begun) = known.map_or((0, 0), |known| (known.mark, known.begun));
+        call.mark = self.made;
+    }
+
+    /// A call with this mark was answered from state created at `begun`.
+    pub fn answered(&mut self, mark: u64, begun: u64, at: Tick) {
+        if self.known.is_none_or(|known| known.mark < mark) {
+            self.known = Some(KnownCall { mark, begun, answered: at });
+        }
+    }
+}
 
 /// One call for one tenant, all or nothing.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +63,12 @@ pub struct LuaCall {
     pub gateway: Arc<str>,
     /// Expiry of the key after this call.
     pub key_life: Duration,
+    /// Mark of this call; 0 for none.
+    pub mark: u64,
+    /// Mark of this gateway's last answered call; a lower one in the store begins its state anew.
+    pub known_mark: u64,
+    /// Creation time of the state then; another one is a loss that was found already.
+    pub known_begun: u64,
     /// One per rate limit.
     pub buckets: Vec<BucketArgs>,
     /// One per concurrency limit.
@@ -115,6 +160,10 @@ impl LuaCall {
             self.gateway.to_string(),
             self.key_life.as_millis().to_string(),
             COUNT_LIFE.as_micros().to_string(),
+            self.mark.to_string(),
+            self.known_mark.to_string(),
+            self.known_begun.to_string(),
+            MARK_LIFE.as_micros().to_string(),
             self.buckets.len().to_string(),
             self.places.len().to_string(),
         ];

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::breaker::StoreBreaker;
 use super::connection::{CallError, RedisConnection};
 use super::counters::{CallResult, GrantSource};
-use super::lua_call::{LuaCall, LuaReply};
+use super::lua_call::{CallMarks, LuaCall, LuaReply};
 use super::tenant_leases::{DrawResult, InFlightCall, LONGEST_LIFE};
 use super::{Inner, SharedTenant, SyncCommand, TenantState};
 use crate::clock::Clock;
@@ -33,8 +33,8 @@ const SICK: Duration = Duration::from_secs(1);
 const LEAVING: Duration = Duration::from_millis(500);
 
 type PendingCalls = FuturesUnordered<Pin<Box<dyn Future<Output = FinishedCall> + Send>>>;
-/// A new connection, with the creation time of the store's state.
-type ConnectionTrial = Pin<Box<dyn Future<Output = Result<(RedisConnection, u64), CallError>> + Send>>;
+/// A new connection, with the mark of the call that tried it and the creation time of the store's state.
+type ConnectionTrial = Pin<Box<dyn Future<Output = Result<(RedisConnection, u64, u64), CallError>> + Send>>;
 
 /// Makes the calls that requests wait for, returns idle leases, and tries a failed store again. Ends by
 /// [`RedisLimiter::leave`](super::RedisLimiter::leave).
@@ -55,6 +55,8 @@ struct FinishedCall {
     /// Its tenant; `None` for a call that only checks the store.
     call: Option<(Arc<SharedTenant>, InFlightCall)>,
     result: Result<LuaReply, CallError>,
+    /// Of a call that only checks the store.
+    mark: u64,
     began: Tick,
     /// Its connection, because one that was given up says nothing about the next.
     connection: u64,
@@ -76,6 +78,8 @@ struct State {
     last_call: Tick,
     /// Creation time of the store's state; a change means that it lost its data.
     greeted: Option<u64>,
+    /// Marks of the calls that only check the store.
+    greetings: CallMarks,
 }
 
 impl SyncTask {
@@ -117,6 +121,7 @@ impl State {
             next_look: at + LOOK,
             last_call: at,
             greeted: None,
+            greetings: CallMarks::default(),
         }
     }
 
@@ -216,12 +221,15 @@ impl State {
     }
 
     /// Handles a completed call.
-    fn over(&mut self, inner: &Arc<Inner>, FinishedCall { call, result, began, connection }: FinishedCall) {
+    fn over(&mut self, inner: &Arc<Inner>, FinishedCall { call, result, mark, began, connection }: FinishedCall) {
         let at = inner.clock.now();
         let asked = call.as_ref().is_some_and(|(_, sent)| sent.is_asked());
         inner.counters.call(ended(&result, asked), at.since(began));
         if connection == self.lines {
             self.note_outcome(inner, &result, call.is_some(), at);
+        }
+        if let (Ok(answer), None) = (&result, &call) {
+            self.greetings.answered(mark, answer.begun, at);
         }
         let has_forgotten = match (&result, &call) {
             (Ok(answer), Some((_, sent))) => sent.shows_a_loss(answer),
@@ -306,27 +314,43 @@ impl State {
         if at.since(self.last_call) >= SILENCE {
             self.last_call = at;
             let Some(connection) = self.connection.clone().filter(|_| self.breaker.is_closed()) else { return };
-            self.calls.push(Box::pin(greeted(inner, connection, self.lines)));
+            let call = self.greeting(inner);
+            self.calls.push(Box::pin(greeted(inner, connection, self.lines, call)));
         }
+    }
+
+    /// A call without effect on balances, which shows whether the store would accept one.
+    fn greeting(&mut self, inner: &Inner) -> LuaCall {
+        let mut call = LuaCall {
+            key: format!("{}:greeting", inner.settings.key_prefix).into(),
+            gateway: Arc::clone(&inner.gateway),
+            // Outlives any idle time, because a new key would look like lost data.
+            key_life: LONGEST_LIFE,
+            ..LuaCall::default()
+        };
+        self.greetings.put_on(&mut call, inner.clock.now());
+        call
     }
 
     fn begin_trial(&mut self, inner: &Arc<Inner>) {
         if self.breaker.trial_at().is_some_and(|due| due <= inner.clock.now()) {
             self.breaker.trial_begins();
-            let inner = Arc::clone(inner);
+            let (inner, call) = (Arc::clone(inner), self.greeting(inner));
             self.trial = Some(Box::pin(async move {
                 let connection = RedisConnection::open(&inner.settings).await?;
-                greeted(&inner, connection.clone(), 0).await.result.map(|answer| (connection, answer.begun))
+                let FinishedCall { result, mark, .. } = greeted(&inner, connection.clone(), 0, call).await;
+                result.map(|answer| (connection, mark, answer.begun))
             }));
         }
     }
 
-    fn tried(&mut self, inner: &Inner, result: Result<(RedisConnection, u64), CallError>) {
+    fn tried(&mut self, inner: &Inner, result: Result<(RedisConnection, u64, u64), CallError>) {
         let at = inner.clock.now();
         self.trial = None;
         self.breaker.trial_ended(result.is_ok(), at);
         match result {
-            Ok((connection, birth)) => {
+            Ok((connection, mark, birth)) => {
+                self.greetings.answered(mark, birth, at);
                 tracing::info!(store = %inner.settings.address, "limits store available");
                 (self.connection, self.told) = (Some(connection), None);
                 self.lines += 1;
@@ -431,22 +455,16 @@ async fn made(
         result = connection.call(what) => result,
         () = clock.sleep_until(Some(began + limit)) => Err(CallError::Timeout),
     };
-    FinishedCall { call, result, began, connection: number }
+    FinishedCall { call, result, mark: 0, began, connection: number }
 }
 
-/// A call without effect on balances, which shows whether the store would accept one.
+/// Makes a [greeting](State::greeting) within the time limit of a call.
 fn greeted(
     inner: &Inner,
     connection: RedisConnection,
     number: u64,
+    call: LuaCall,
 ) -> impl Future<Output = FinishedCall> + Send + use<> {
-    let call = LuaCall {
-        key: format!("{}:greeting", inner.settings.key_prefix).into(),
-        gateway: Arc::clone(&inner.gateway),
-        // Outlives any idle time, because a new key would look like lost data.
-        key_life: LONGEST_LIFE,
-        ..LuaCall::default()
-    };
     let (clock, limit) = (inner.clock, inner.settings.timeout);
     async move {
         let began = clock.now();
@@ -455,7 +473,7 @@ fn greeted(
             result = connection.call(&call) => result,
             () = clock.sleep_until(Some(began + limit)) => Err(CallError::Timeout),
         };
-        FinishedCall { call: None, result, began, connection: number }
+        FinishedCall { call: None, result, mark: call.mark, began, connection: number }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ahash::RandomState;
 
 use super::lease::{ConcurrencyLease, TokenLease};
-use super::lua_call::{BucketArgs, COUNT_LIFE, ConcurrencyArgs, LuaCall, LuaReply};
+use super::lua_call::{BucketArgs, COUNT_LIFE, CallMarks, ConcurrencyArgs, LuaCall, LuaReply};
 use crate::admit::limit::buckets::{BY_RATE, HeldAmounts};
 use crate::admit::limit::settings::{Allowance, Limits};
 use crate::admit::limit::token_bucket::TokenBucket;
@@ -85,6 +85,7 @@ pub(super) struct TenantLeases {
     whole: ScopeLeases,
     models: HashMap<Arc<str>, ScopeLeases, RandomState>,
     key_life: Duration,
+    marks: CallMarks,
     last_call: Tick,
     last_draw: Tick,
 }
@@ -111,6 +112,7 @@ impl TenantLeases {
             whole: ScopeLeases::new(None),
             models: HashMap::default(),
             key_life: GRACE,
+            marks: CallMarks::default(),
             last_call: at,
             last_draw: at,
         };
@@ -184,7 +186,7 @@ impl TenantLeases {
         at: Tick,
     ) -> InFlightCall {
         let since = at.since(self.last_call);
-        let mut sent = self.empty_call();
+        let mut sent = self.empty_call(at);
         let names = [None, self.models.get_key_value(&want.model).map(|(model, _)| Arc::clone(model))];
         for (index, name) in names.into_iter().enumerate().filter(|(index, name)| *index == 0 || name.is_some()) {
             let mates = || behind.clone().filter(|mate| index == 0 || mate.model == want.model);
@@ -227,7 +229,7 @@ impl TenantLeases {
         at: Tick,
     ) -> Option<InFlightCall> {
         let is_idle = everything || at.since(self.last_draw) >= IDLE;
-        let mut sent = self.empty_call();
+        let mut sent = self.empty_call(at);
         let mut scopes = 0;
         for name in std::iter::once(None).chain(self.models.keys().cloned().map(Some)).collect::<Vec<_>>() {
             let Some(leases) = self.leases_mut(name.as_ref()) else { continue };
@@ -276,6 +278,7 @@ impl TenantLeases {
         at: Tick,
     ) -> Option<Result<HeldByScope, LimitExceeded>> {
         let InFlightCall { call, want, buckets, places, .. } = sent;
+        self.marks.answered(call.mark, answer.begun, at);
         for (((name, place), bucket), level) in buckets.iter().zip(&call.buckets).zip(&answer.buckets) {
             let lease = self.leases_mut(name.as_ref()).and_then(|leases| leases.token_leases[*place].as_mut());
             let Some(lease) = lease else { continue };
@@ -398,13 +401,10 @@ impl TenantLeases {
         full.or_else(longest)
     }
 
-    fn empty_call(&self) -> InFlightCall {
-        let call = LuaCall {
-            key: Arc::clone(&self.key),
-            gateway: Arc::clone(&self.gateway),
-            key_life: self.key_life,
-            ..LuaCall::default()
-        };
+    fn empty_call(&mut self, at: Tick) -> InFlightCall {
+        let (key, gateway) = (Arc::clone(&self.key), Arc::clone(&self.gateway));
+        let mut call = LuaCall { key, gateway, key_life: self.key_life, ..LuaCall::default() };
+        self.marks.put_on(&mut call, at);
         InFlightCall { call, want: None, buckets: Vec::new(), places: Vec::new(), told: Vec::new() }
     }
 

@@ -25,9 +25,7 @@ fn engines_that_come_and_go_under_running_requests_keep_the_books_of_work_right(
                 others().await;
                 if streams {
                     choice.work.first_token(ms(1));
-                    choice
-                        .work
-                        .learned(&LatencySample { ttft: None, tpot: None, e2e: None, further: 9, cached: None }, ms(2));
+                    choice.work.learned(&LatencySample { further: 9, ..LatencySample::default() }, ms(2));
                 }
             }
         };

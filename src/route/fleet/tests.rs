@@ -722,9 +722,8 @@ fn teach(bench: &Bench, speeds: &[(&str, u64)], rounds: std::ops::Range<u64>) {
             let sample = LatencySample {
                 ttft: Some(first),
                 tpot: Some((end - first) / 50),
-                e2e: None,
                 further: 50,
-                cached: None,
+                ..LatencySample::default()
             };
             choice.work.learned(&sample, at + end);
         }
@@ -814,7 +813,7 @@ fn outcomes_correct_the_pace_within_bounds() {
         let each = Duration::from_millis(tpot);
         let end = at + 50 * each + Duration::from_millis(10);
         // Judged only; learning of steps is not tested here.
-        choice.work.learned(&LatencySample { ttft: None, tpot: Some(each), e2e: None, further: 50, cached: None }, end);
+        choice.work.learned(&LatencySample { tpot: Some(each), further: 50, ..LatencySample::default() }, end);
         bench.fleet.update_pace(&id(), end).unwrap().per_second
     };
     let first = answer(41, 0);
@@ -906,9 +905,10 @@ fn c106_the_batch_of_a_quiet_moment_takes_no_seats() {
         let (ttft, each) = (Duration::from_millis(212), Duration::from_millis(if quiet % 30 == 29 { 90 } else { 16 }));
         choice.work.first_token(at + ttft);
         let end = at + ttft + 50 * each;
-        choice
-            .work
-            .learned(&LatencySample { ttft: Some(ttft), tpot: Some(each), e2e: None, further: 50, cached: None }, end);
+        choice.work.learned(
+            &LatencySample { ttft: Some(ttft), tpot: Some(each), further: 50, ..LatencySample::default() },
+            end,
+        );
         let _ = bench.fleet.update_pace(&id(), end);
         let seats = bench.fleet.seats(&id(), end).unwrap();
         assert!(seats * 10 >= before * 7, "{seats} of {before} after {quiet} answers");
@@ -964,7 +964,7 @@ fn c108_an_engine_that_was_slow_once_is_asked_again_within_two_minutes() {
         of_minutes[request as usize / 60] += usize::from(choice.engine == engine("a"));
         let (ttft, each) = (Duration::from_millis(320), Duration::from_millis(15));
         choice.work.first_token(at + ttft);
-        let sample = LatencySample { ttft: Some(ttft), tpot: Some(each), e2e: None, further: 20, cached: None };
+        let sample = LatencySample { ttft: Some(ttft), tpot: Some(each), further: 20, ..LatencySample::default() };
         choice.work.learned(&sample, at + ttft + 20 * each);
     }
     assert_eq!(of_minutes[0], 0, "what was learned just now holds: {of_minutes:?}");
@@ -994,6 +994,28 @@ fn the_usual_length_of_answers_is_told_by_the_promise_of_their_class() {
     }
     assert_eq!(bench.fleet.usual_length(&id(), limit), Some(89));
     assert_eq!(bench.fleet.usual_length(&id(), 2 * limit), None);
+}
+
+#[test]
+fn the_first_token_behind_images_teaches_nothing_about_prefill() {
+    let bench = Bench::new(pool(&["a"]));
+    teach(&bench, &[("a", 500)], 0..100);
+    let predict = || bench.fleet.predict(&id(), tokens(1_000, 100), ms(3_000_000)).unwrap();
+    let before = predict();
+    for round in 0..200 {
+        let at = ms(2_000_000 + 5_000 * round);
+        let mut choice = bench.fleet.choose(&id(), &mut bench.attempts(), tokens(20, 100), at).unwrap();
+        let (ttft, each) = (Duration::from_secs(3), Duration::from_millis(25));
+        choice.work.first_token(at + ttft);
+        let sample = LatencySample { ttft: Some(ttft), tpot: Some(each), further: 50, ..LatencySample::default() };
+        choice.work.learned(&LatencySample { has_media: true, ..sample }, at + ttft + 50 * each);
+    }
+    let after = predict();
+    assert_eq!(after.ttft, before.ttft);
+    assert!(
+        after.tpot.abs_diff(Duration::from_millis(25)) < Duration::from_millis(3),
+        "its decode is learned: {after:?}"
+    );
 }
 
 #[test]

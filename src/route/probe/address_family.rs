@@ -11,9 +11,14 @@ use crate::route::settings::{AddressFamily, DnsName, PoolSettings};
 #[derive(Debug, Default)]
 pub(super) struct ChosenFamily {
     is_ipv6: Option<bool>,
+    /// Lookups in a row that found only the other family.
+    missed: u32,
 }
 
 impl ChosenFamily {
+    /// So many such lookups may be failures of one of a name's two queries.
+    const MOST_MISSED: u32 = 3;
+
     /// The addresses that are engines, sorted, without duplicates. A choice is kept while its engines take
     /// requests (`serves`), because engines must not change names at every lookup.
     pub async fn of(
@@ -38,7 +43,6 @@ impl ChosenFamily {
         found
     }
 
-    /// `None` if there is only one family.
     async fn that_answers(
         &mut self,
         found: &[IpAddr],
@@ -49,9 +53,15 @@ impl ChosenFamily {
     ) -> Option<bool> {
         let (mut found, others): (Vec<IpAddr>, Vec<IpAddr>) = found.iter().partition(|address| address.is_ipv6());
         if found.is_empty() || others.is_empty() {
-            self.is_ipv6 = None;
-            return None;
+            let only = Some(others.is_empty());
+            if serves && self.is_ipv6.is_some() && self.is_ipv6 != only && self.missed < Self::MOST_MISSED {
+                self.missed += 1;
+            } else {
+                (self.is_ipv6, self.missed) = (only, 0);
+            }
+            return self.is_ipv6;
         }
+        self.missed = 0;
         if self.is_ipv6.is_none() || !serves {
             let connect = async |address: IpAddr| client.dial.dial(&dns.engine_at(address), pool.roots.as_ref()).await;
             // Of two families that answer, the one with more engines.

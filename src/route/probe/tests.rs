@@ -441,6 +441,44 @@ async fn of_a_name_with_both_families_the_one_that_answers_is_the_engine() {
     }
 }
 
+/// C91: one of the two queries of a name fails now and then.
+#[tokio::test(start_paused = true)]
+async fn a_family_that_is_missing_from_a_few_lookups_stays_the_engines() {
+    let (v4, v6) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]));
+    for (ours, name, theirs, other) in
+        [(v4, "10.0.0.1:80", v6, "[fd00::1]:80"), (v6, "[fd00::1]:80", v4, "10.0.0.1:80")]
+    {
+        let mut bench = Bench::new();
+        bench.engine(name, &Script::well());
+        bench.engine(other, &Script::well());
+        bench.network.name("svc", &[ours]);
+        bench.apply_settings(dns_pool());
+        bench.until(1.0).await;
+        let engines = |bench: &Bench| {
+            bench
+                .states()
+                .into_iter()
+                .filter(|(_, state)| *state == EngineState::Up)
+                .map(|(name, _)| name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(engines(&bench), [name]);
+        bench.network.name("svc", &[v6, v4]);
+        bench.until(18.0).await;
+        assert_eq!(engines(&bench), [name], "both are found, and it serves");
+        bench.network.name("svc", &[theirs]);
+        bench.until(31.0).await;
+        assert_eq!(engines(&bench), [name], "three lookups missed it");
+        bench.network.name("svc", &[v4, v6]);
+        bench.until(38.0).await;
+        bench.network.name("svc", &[theirs]);
+        bench.until(51.0).await;
+        assert_eq!(engines(&bench), [name], "and three again");
+        bench.until(58.0).await;
+        assert_eq!(engines(&bench), [other], "it has gone from the name");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_settings_choose_the_family() {
     let (v4, v6) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]));

@@ -634,5 +634,6 @@ fn sample(answer: &Timeline, dispatched: Tick) -> LatencySample {
         e2e: answer.finish.map(|at| at - dispatched),
         further: answer.output.0.saturating_sub(1),
         cached: None,
+        has_media: false,
     }
 }

@@ -15,6 +15,7 @@ pub struct Yaml {
 struct Pool {
     name: String,
     engines: Vec<String>,
+    dns: Option<String>,
     kind: String,
     engine: Vec<String>,
     lines: Vec<String>,
@@ -68,6 +69,7 @@ impl Yaml {
         self.pools.push(Pool {
             name: name.to_owned(),
             engines: engines.iter().map(|engine| url(engine)).collect(),
+            dns: None,
             kind: "vllm".to_owned(),
             engine: Vec::new(),
             lines: Vec::new(),
@@ -78,6 +80,12 @@ impl Yaml {
     /// Engines of the first pool; all else about it stays.
     pub fn engines_of_first(mut self, engines: &[&str]) -> Self {
         self.pools[0].engines = engines.iter().map(|engine| url(engine)).collect();
+        self
+    }
+
+    /// The engines of the last pool by a DNS name.
+    pub fn dns(mut self, block: &str) -> Self {
+        self.last().dns = Some(block.to_owned());
         self
     }
 
@@ -131,7 +139,11 @@ impl Yaml {
         for pool in &self.pools {
             let engines: Vec<String> = pool.engines.iter().map(|url| format!("{{url: \"{url}\"}}")).collect();
             let engine: String = pool.engine.iter().map(|entry| format!(", {entry}")).collect();
-            text.push_str(&format!("  - pool: {}\n    engines: [{}]\n", pool.name, engines.join(", ")));
+            let source = match &pool.dns {
+                Some(block) => format!("dns: {block}"),
+                None => format!("engines: [{}]", engines.join(", ")),
+            };
+            text.push_str(&format!("  - pool: {}\n    {source}\n", pool.name));
             text.push_str(&format!("    engine: {{kind: {}{engine}}}\n", pool.kind));
             for line in &pool.lines {
                 text.push_str(&format!("    {line}\n"));
