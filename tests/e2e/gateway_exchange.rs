@@ -19,7 +19,7 @@ fn gateway(settings: Redis, seed: u64) -> (GatewayExchange, RedisLimiter) {
 }
 
 async fn heard(exchange: &mut GatewayExchange, record: &str) -> Heard {
-    exchange.exchange(record.to_owned()).await.expect("the store answers")
+    exchange.exchange(|| record.to_owned()).await.expect("the store answers")
 }
 
 fn names(heard: &Heard) -> Vec<(u64, &str)> {
@@ -69,12 +69,12 @@ fn a_store_that_is_away_is_left_alone_and_heard_again(kind: Kind) {
             let _told = heard(&mut second, "b").await;
             let _told = heard(&mut first, "a").await;
             server.kill();
-            assert_eq!(first.exchange("a".to_owned()).await, None);
+            assert_eq!(first.exchange(|| "a".to_owned()).await, None);
             let (_, failed, gateways) = limiter.exchanged();
             assert!(failed == 1 && gateways == 0);
             server.restart();
             let again = loop {
-                if let Some(heard) = first.exchange("a".to_owned()).await {
+                if let Some(heard) = first.exchange(|| "a".to_owned()).await {
                     break heard;
                 }
                 tokio::task::yield_now().await;
