@@ -1,4 +1,4 @@
-//! The body of a client's request.
+//! A client's request and its body.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,6 +12,9 @@ use parking_lot::Mutex;
 
 use crate::http1::ParsedHead;
 use crate::types::{ClientState, Tick};
+
+/// Any error of a body or service.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A request as received by a connection. The connection shares the head, from which it derives the next
 /// one: mostly equal, and then without a copy.

@@ -20,18 +20,17 @@ use hyper_util::rt::TokioIo;
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
-use tokio::task::unconstrained;
-use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::Service;
 
-use super::body::IncomingRequest;
-use super::conn_state::{ConnDeadline, ConnState};
+use super::body::{BoxError, IncomingRequest};
+use super::conn_driver::{ConnDriver, DeadlineWatch, drive};
+use super::conn_state::ConnState;
 use super::connection_limits::Connections;
 use super::date::Dates;
 use super::detect::{DetectHttp, HttpVersion};
-use super::drain::{Drain, DrainPhase, DrainWatch};
+use super::drain::{Drain, DrainPhase};
 use super::http1_connection::Http1;
 use super::read_fairness::ReadFairness;
 use super::service::{ConnService, H2Executor};
@@ -40,10 +39,7 @@ use super::socket::Socket;
 use super::tls::{Certificates, TlsError};
 use crate::clock::Clock;
 use crate::http1::ResponseHeaders;
-use crate::types::{DisconnectReason, InvalidHead, ListenerStats, Tick};
-
-/// Any error of a body or service.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+use crate::types::{InvalidHead, ListenerStats};
 
 /// Serves connections under the limits of [`Listen`]. Clones share one state.
 #[derive(Clone)]
@@ -248,16 +244,6 @@ fn http2(limits: &Listen, streams: H2Executor) -> http2::Builder<H2Executor> {
 /// beyond the window are kept before it.
 const STREAM_BUFFER: usize = 64 * 1024;
 
-/// A phase of a connection: polled until it ends or is asked to finish.
-pub(super) trait ConnDriver {
-    /// Result of the phase.
-    type End;
-    /// Makes progress.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Self::End>;
-    /// Closes the connection once everything begun is done.
-    fn finish(&mut self);
-}
-
 impl<I, S, B> ConnDriver for http2::Connection<I, S, H2Executor>
 where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
@@ -275,130 +261,6 @@ where
 
     fn finish(&mut self) {
         Pin::new(self).graceful_shutdown();
-    }
-}
-
-/// Drives a phase together with the deadlines. `None`: the connection is cut.
-async fn drive<T: ConnDriver>(talk: &mut T, minder: &mut DeadlineWatch, mut alarm: Pin<&mut Sleep>) -> Option<T::End> {
-    std::future::poll_fn(|cx| {
-        minder.peer.driven_by(cx.waker());
-        let mut wish = minder.hear(cx);
-        loop {
-            match wish {
-                ConnCommand::GoOn => {}
-                ConnCommand::Finish => talk.finish(),
-                ConnCommand::Cut => return Poll::Ready(None),
-            }
-            if let Poll::Ready(end) = talk.poll(cx) {
-                return Poll::Ready(Some(end));
-            }
-            wish = minder.watch(alarm.as_mut(), cx);
-            if wish == ConnCommand::GoOn {
-                return Poll::Pending;
-            }
-        }
-    })
-    .await
-}
-
-/// The next step of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ConnCommand {
-    GoOn,
-    /// Close it after its open requests.
-    Finish,
-    /// Close it at once.
-    Cut,
-}
-
-/// Watches a connection's time limits and the drain.
-struct DeadlineWatch {
-    peer: Arc<ConnState>,
-    connections: Arc<Connections>,
-    header_timeout: Duration,
-    idle_timeout: Duration,
-    drain_watch: DrainWatch,
-    /// When the timer is set to fire. It may fire early (the limit moved meanwhile), never late, so that
-    /// keep-alive traffic does not reset it each time.
-    armed: Option<Tick>,
-    /// Deadline of an idle connection that was asked to finish.
-    finish_by: Option<Tick>,
-}
-
-impl DeadlineWatch {
-    /// Time for an idle connection to finish.
-    const GOODBYE: Duration = Duration::from_secs(3);
-    /// The same if a new connection waits for its slot.
-    const SHORT_GOODBYE: Duration = Duration::from_millis(250);
-
-    fn new(peer: Arc<ConnState>, limits: &Listen, connections: Arc<Connections>, drain_watch: DrainWatch) -> Self {
-        let (header_timeout, idle_timeout) = (limits.header_timeout, limits.idle_timeout);
-        DeadlineWatch { peer, connections, header_timeout, idle_timeout, drain_watch, armed: None, finish_by: None }
-    }
-
-    fn alarm(&self) -> Sleep {
-        tokio::time::sleep_until(self.peer.clock.instant(self.peer.accepted_at() + self.header_timeout))
-    }
-
-    /// Effect of the drain phase on this connection.
-    fn hear(&mut self, cx: &mut Context<'_>) -> ConnCommand {
-        let mut wish = ConnCommand::GoOn;
-        while let Some(phase) = self.drain_watch.poll_phase(cx) {
-            if phase >= DrainPhase::Over {
-                self.peer.side.end_drain();
-            }
-            if phase >= DrainPhase::Cut {
-                self.peer.side.sever(DisconnectReason::Drain);
-                return ConnCommand::Cut;
-            }
-            if phase >= DrainPhase::Draining {
-                wish = ConnCommand::Finish;
-            }
-        }
-        wish
-    }
-
-    /// Checks the time limits.
-    fn watch(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> ConnCommand {
-        loop {
-            let due = self.peer.due(self.header_timeout, self.idle_timeout);
-            match due {
-                ConnDeadline::Idle(_) if self.finish_by.is_none() && self.connections.wants_to_end(&self.peer) => {
-                    self.finish_by = Some(self.peer.clock.now() + Self::SHORT_GOODBYE);
-                    return ConnCommand::Finish;
-                }
-                ConnDeadline::Idle(_) => {}
-                ConnDeadline::Never | ConnDeadline::Head(_) => self.connections.cannot_end(&self.peer),
-            }
-            let deadline = match (due, self.finish_by) {
-                // The timer is not touched during a response, which must not pay for it.
-                (ConnDeadline::Never, _) => return ConnCommand::GoOn,
-                (_, Some(by)) => by,
-                (ConnDeadline::Head(at) | ConnDeadline::Idle(at), None) => at,
-            };
-            let mut rings = alarm.is_elapsed();
-            if self.armed.is_none_or(|armed| armed > deadline) {
-                alarm.as_mut().reset(self.peer.clock.instant(deadline));
-                self.armed = Some(deadline);
-                // Registers the waker: a connection is driven by one task. Unconstrained, because a task that has used
-                // up its cooperative budget would get `Pending` from a timer that
-                // fired.
-                rings = Pin::new(&mut unconstrained(alarm.as_mut())).poll(cx).is_ready();
-            }
-            if !rings {
-                return ConnCommand::GoOn;
-            }
-            self.armed = None;
-            let now = self.peer.clock.now();
-            match due {
-                _ if deadline > now => {}
-                ConnDeadline::Idle(_) if self.finish_by.is_none() => {
-                    self.finish_by = Some(now + Self::GOODBYE);
-                    return ConnCommand::Finish;
-                }
-                _ => return ConnCommand::Cut,
-            }
-        }
     }
 }
 

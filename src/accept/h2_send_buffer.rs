@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
-use super::connection::BoxError;
+use super::body::BoxError;
 
 /// Buffered bytes at which the body is no longer polled while its client does not read. One piece may
 /// exceed it, and HTTP/2 buffers some more; the resulting memory is measured in `tests/e2e/memory.rs`

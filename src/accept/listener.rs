@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
 use tower::Service;
 
-use super::body::IncomingRequest;
-use super::connection::{BoxError, ConnectionServer};
+use super::body::{BoxError, IncomingRequest};
+use super::connection::ConnectionServer;
 use super::connection_limits::AddressSlot;
 use super::drain::{Drain, DrainPhase};
 use super::settings::Listen;

@@ -26,6 +26,7 @@
 //! [`ClientState`]: crate::types::ClientState
 
 mod body;
+mod conn_driver;
 mod conn_state;
 mod connection;
 mod connection_limits;
@@ -45,8 +46,8 @@ mod tests;
 mod tls;
 mod write_stall;
 
-pub use body::{BodyError, IncomingRequest, RequestBody};
-pub use connection::{BoxError, ConnectionServer};
+pub use body::{BodyError, BoxError, IncomingRequest, RequestBody};
+pub use connection::ConnectionServer;
 pub use drain::{Drain, DrainPhase};
 pub use listener::{ListenError, Listener};
 pub use request_id::new_request_id;

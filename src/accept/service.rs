@@ -22,9 +22,8 @@ use pin_project_lite::pin_project;
 use tower::util::Oneshot;
 use tower::{Service, ServiceExt};
 
-use super::body::{BodySource, IncomingRequest, RequestBody};
+use super::body::{BodySource, BoxError, IncomingRequest, RequestBody};
 use super::conn_state::{ConnState, OpenRequest};
-use super::connection::BoxError;
 use super::drain::{Drain, DrainPhase, DrainWatch};
 use super::h2_send_buffer::H2SendBuffer;
 use super::request_id::{X_GOODPUT_REASON, new_request_id};

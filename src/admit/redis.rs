@@ -23,6 +23,7 @@ mod breaker;
 pub mod connection;
 mod counters;
 pub mod exchange;
+mod exchange_call;
 #[cfg(test)]
 mod interleavings;
 mod lease;

@@ -18,6 +18,7 @@ mod fleet_counts;
 pub mod format;
 mod promql;
 mod rules;
+mod severity;
 mod tiers;
 mod unit_tests;
 
@@ -25,7 +26,8 @@ pub use binomial::min_requests;
 pub use explain::{ClassTimes, TierTimes, explain, times};
 pub use fleet_counts::{counted, first_seen, is_counted_directly, recorded_counts};
 pub use promql::duration;
-pub use rules::{AlertingRule, PrometheusRule, RecordingRule, RuleGroup, RuleSet, Severity, rule_set};
+pub use rules::{AlertingRule, PrometheusRule, RecordingRule, RuleGroup, RuleSet, rule_set};
+pub use severity::Severity;
 pub use tiers::{BurnAlert, BurnTier, burn_alerts};
 pub use unit_tests::{PromtoolTests, unit_tests};
 

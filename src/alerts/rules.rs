@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::binomial::min_requests;
 use super::promql::{Matcher, duration, number, percent, selector};
+use super::severity::Severity;
 use super::tiers::{BurnAlert, BurnTier, burn_alerts};
 use super::{AlertPolicy, ClassSlo};
 use crate::record::length_drift::DRIFT_FACTOR;
@@ -52,29 +53,6 @@ const SHED_LEAST: u64 = 10;
 
 /// A pool with a larger share of its engines down than this is worth a ticket.
 const ENGINES_DOWN: f64 = 0.25;
-
-/// Whom an alert reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// Somebody, now.
-    Page,
-    /// Somebody, this week.
-    Ticket,
-    /// Whoever looks.
-    Info,
-}
-
-impl Severity {
-    /// The value of the label `severity`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Severity::Page => "page",
-            Severity::Ticket => "ticket",
-            Severity::Info => "info",
-        }
-    }
-}
 
 /// All groups: the content of a Prometheus rule file.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use super::binomial::min_requests;
-use super::rules::Severity;
+use super::severity::Severity;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);

@@ -58,7 +58,7 @@ impl Serve {
             let _ = writeln!(std::io::stderr(), "{}:{note} (a note)", self.config.display());
         }
         let code = runtime.block_on(async {
-            let service = match Service::bind(settings, Some(source), Clock::start()).await {
+            let service = match Service::bind(settings, Some(source), Clock::of_system()).await {
                 Ok(service) => service,
                 Err(error) => {
                     let error = anyhow::Error::from(error);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use http_body::Body;
 
 use super::conn_pool::UpstreamBody;
-use super::relay::{RelayEnd, RelayEvents};
+use super::relay_events::{RelayEnd, RelayEvents};
 use crate::clock::Clock;
 use crate::observe::{Ending, Observer};
 use crate::types::Tick;

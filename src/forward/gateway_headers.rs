@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::header::HeaderValue;
 
-use super::headers::names::{REQUEST_ID, SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_SLO_CLASS};
+use super::header_names::{REQUEST_ID, SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_SLO_CLASS};
 use crate::http1::HeaderSink;
 use crate::types::RequestId;
 use crate::types::decimal::push_thousandths;

@@ -12,8 +12,10 @@ pub mod conn_pool;
 pub mod deadlines;
 mod early_head_body;
 mod gateway_headers;
+pub mod header_names;
 pub mod headers;
 mod relay;
+mod relay_events;
 pub mod settings;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +30,8 @@ pub use attempt::{AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAtte
 pub use deadlines::{DeadlineAction, Deadlines};
 pub use early_head_body::{EarlyHeadBody, Serving};
 pub use gateway_headers::GatewayHeaders;
-pub use relay::{HoldError, Relay, RelayConfig, RelayEnd, RelayEvents, TruncatedBody, UpstreamHead};
+pub use relay::{HoldError, Relay, RelayConfig, TruncatedBody, UpstreamHead};
+pub use relay_events::{RelayEnd, RelayEvents};
 
 use crate::http1::{HeaderSink, ResponseHeaders};
 use crate::observe::TimeoutKind;

@@ -27,11 +27,12 @@ use super::early_head_body::KEEPALIVE;
 use super::gateway_headers::GatewayHeaders;
 use super::headers;
 use super::limit_refusal;
+use super::relay_events::{RelayEnd, RelayEvents};
 use super::settings::Timeouts;
 use crate::clock::{Alarm, Alarms, Clock};
 use crate::http1::{Content, HeaderSink, Media};
 use crate::judge::ProgressCell;
-use crate::observe::{Ending, InBandError, Observer, PieceInfo, ResponseFormat, Timeline, TimeoutKind};
+use crate::observe::{Ending, InBandError, Observer, PieceInfo, ResponseFormat, TimeoutKind};
 use crate::reject::Rejection;
 use crate::rewrite::EventGate;
 use crate::route::EngineSignals;
@@ -57,17 +58,6 @@ enum StreamStart {
     Over,
 }
 
-/// The end of a relay.
-pub struct RelayEnd {
-    /// The observed response.
-    pub timeline: Timeline,
-    /// The rejection, if an engine awaited behind an early head gave no
-    /// stream.
-    pub refusal: Option<Rejection>,
-    /// Whether the request was still waiting for a connection to the engine.
-    pub never_sent: bool,
-}
-
 /// The head of an engine's response.
 pub struct UpstreamHead {
     /// As received.
@@ -83,17 +73,6 @@ impl UpstreamHead {
         let content = Content::of(&parts.headers);
         UpstreamHead { parts, content }
     }
-}
-
-/// Receives the events of a relay, and owns the resources of the request: its record and its share of an
-/// engine's work.
-pub trait RelayEvents: Send {
-    /// The first token came.
-    fn first_token(&mut self, at: Tick);
-    /// The rejection to send instead of this code, if the engine rejected a key that is not the client's.
-    fn refused_key(&self, code: u16) -> Option<Rejection>;
-    /// The relay has ended: called exactly once.
-    fn end(self: Box<Self>, ended: RelayEnd);
 }
 
 /// Parameters of a relay besides the observer and the engine's body.
@@ -170,6 +149,8 @@ pub struct Relay {
     broken: bool,
     /// Code by which the engine rejected a key that is not the client's: neither it nor later bytes pass.
     refused_key: Option<u16>,
+    /// When the engine's body ended completely.
+    ended_at: Option<Tick>,
 }
 
 /// State of the engine's side.
@@ -249,6 +230,7 @@ impl Relay {
                 tail_is_out: false,
                 broken: false,
                 refused_key: None,
+                ended_at: None,
             },
         )
     }
@@ -621,6 +603,7 @@ impl Relay {
 
     /// Handles the tail of a cleanly ended body: parsed as an event and passed on unchanged.
     fn take_tail(&mut self, at: Tick) {
+        self.ended_at = Some(at);
         let Some(observer) = self.observer.as_mut() else { return };
         let had_token = observer.has_token();
         // Nothing of a long event is held: its tail was already sent.
@@ -738,7 +721,7 @@ impl Relay {
         self.engine = UpstreamState::Over;
         self.alarm.rest();
         let Some(observer) = self.observer.as_mut() else { return };
-        let at = self.parts.clock.now();
+        let at = self.ended_at.unwrap_or_else(|| self.parts.clock.now());
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
         }

@@ -20,7 +20,7 @@
 use std::ops::{Deref, DerefMut};
 
 use super::attempt::AttemptTarget;
-use super::response::RelayContext;
+use super::relay_context::RelayContext;
 use crate::forward::{RelayEnd, RelayEvents};
 use crate::judge::{Excluded, JudgeContext, Missed, Outcome, Verdict, judge, judge_left, judge_refused, of_code};
 use crate::observe::{Ending, Observer, ObserverOptions, ResponseExpectation, ResponseFormat, Timeline};

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::completion::Completion;
-use super::response::RequestSummary;
+use super::relay_context::RequestSummary;
 use crate::observe::{Ending, ResponseFormat, Timeline, TimeoutKind};
 use crate::reject::Rejection;
 use crate::route::retry::{AttemptOutcome, Injection};

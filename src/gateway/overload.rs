@@ -1,24 +1,21 @@
 //! Measures classes for overload control, and publishes the levels in force.
 //!
 //! `admit::overload_control` decides a class's level, [`admit::overload`](crate::admit::overload) its effect on a
-//! request. [`OverloadBoard`] outlives reloads. Requests read one published snapshot, which is absent while
+//! request. [`OverloadBoard`](super::OverloadBoard) outlives reloads. Requests read one published snapshot, which is absent while
 //! no level is in force, so that a gateway without overload pays nothing. A request takes the snapshot
 //! when it is classified and keeps it to its end.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ahash::RandomState;
-use arc_swap::ArcSwapOption;
 use http::header::HeaderValue;
-use parking_lot::Mutex;
 
+use super::overload_board::{ClassOverload, OverloadControllers};
 use super::snapshot::SettingsSnapshot;
 use super::state::GatewayState;
 use crate::admit::overload::{OverloadSnapshot, Reroute};
-use crate::admit::overload_control::{ActionKind, ActionKinds, ActiveActions, LoadMeasures, OverloadController};
+use crate::admit::overload_control::{ActionKind, ActionKinds, ActiveActions, LoadMeasures};
 use crate::config::{ClassSettings, Settings};
 use crate::record::{ActiveRequest, LevelReport};
 use crate::reject::Rejection;
@@ -27,28 +24,6 @@ use crate::types::{ClassId, PoolId, Priority, Tick, Tokens, seconds_up};
 
 /// Interval between measurements.
 const EVERY: Duration = Duration::from_millis(500);
-
-/// Overload levels of all classes.
-#[derive(Debug, Default)]
-pub struct OverloadBoard {
-    controllers: Mutex<OverloadControllers>,
-    board: ArcSwapOption<OverloadSnapshot>,
-    /// Whether a snapshot is published; cheaper than loading it, and almost always false.
-    is_posted: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct OverloadControllers {
-    of: HashMap<ClassId, ClassOverload, RandomState>,
-    /// Time of the next measurement.
-    due: Tick,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct ClassOverload {
-    controller: OverloadController,
-    measured: LoadMeasures,
-}
 
 /// Overload status of a class.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::loop_guard::LoopGuard;
-use super::overload::OverloadBoard;
+use super::overload_board::OverloadBoard;
 use super::request_body::BodyMemory;
 use super::snapshot::SettingsSnapshot;
 use super::unknown_names::UnknownNames;

@@ -8,7 +8,6 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderNa
 use http::{StatusCode, Version};
 
 use super::framing::{Framing, elements, lists_token, stated_length};
-use super::response_head::ResponseHeadError;
 use crate::types::InvalidHead;
 
 /// The fields that decide, read in one pass.
@@ -109,13 +108,13 @@ impl FramingHeaders {
         }
     }
 
-    /// Framing of a response to a `POST` or `GET`.
-    pub fn response_framing(&self, status: StatusCode, version: Version) -> Result<Framing, ResponseHeadError> {
+    /// Framing of a response to a `POST` or `GET`; `None` if its end is uncertain because of a transfer coding.
+    pub fn response_framing(&self, status: StatusCode, version: Version) -> Option<Framing> {
         match self.codings {
-            _ if is_bodiless(status) => Ok(Framing::EMPTY),
-            0 => Ok(self.length.map_or(Framing::ToEnd, Framing::Length)),
-            _ if self.has_plain_coding() && version == Version::HTTP_11 => Ok(Framing::CHUNKED),
-            _ => Err(ResponseHeadError::Garbage),
+            _ if is_bodiless(status) => Some(Framing::EMPTY),
+            0 => Some(self.length.map_or(Framing::ToEnd, Framing::Length)),
+            _ if self.has_plain_coding() && version == Version::HTTP_11 => Some(Framing::CHUNKED),
+            _ => None,
         }
     }
 

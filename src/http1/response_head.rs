@@ -83,7 +83,8 @@ pub fn take_response_head(
                 }
             }
             _ => {
-                let framing = said.response_framing(parts.status, parts.version)?;
+                let framing = said.response_framing(parts.status, parts.version);
+                let framing = framing.ok_or(ResponseHeadError::Garbage)?;
                 let keep_alive = said.keeps_connection(parts.version) && framing != Framing::ToEnd;
                 // The version towards the client is negotiated separately.
                 parts.version = Version::HTTP_11;

@@ -44,6 +44,7 @@ pub struct ResponseMode {
 }
 
 /// Appends a header line.
+#[inline]
 pub fn put_line(head: &mut Vec<u8>, name: &str, value: &[u8]) {
     head.extend_from_slice(name.as_bytes());
     head.extend_from_slice(b": ");

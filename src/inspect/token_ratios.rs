@@ -155,14 +155,16 @@ impl Learned {
         if tokens == 0 || !is_form && !is_text {
             return;
         }
-        let mut tenants = self.tenants.lock();
-        if !tenants.contains_key(tenant) {
-            tenants.insert(tenant.into(), TenantRatios::default());
+        if is_form {
+            self.forms.lock().learn(size.form_bytes, tokens, FORM_BOUNDS);
         }
-        let Some(own) = tenants.get_mut(tenant) else { return };
+        let mut tenants = self.tenants.lock();
+        let own = match tenants.get_mut(tenant) {
+            Some(own) => own,
+            None => tenants.entry(tenant.into()).or_default(),
+        };
         if is_form {
             own.forms.learn(size.form_bytes, tokens, FORM_BOUNDS);
-            self.forms.lock().learn(size.form_bytes, tokens, FORM_BOUNDS);
         }
         if is_text {
             own.prompts.learn(size.bytes, tokens, BYTES_BOUNDS);

@@ -14,7 +14,7 @@ use tokio::time::Sleep;
 use super::connections::{FullRequest, LoadConnection, LoadConnections, NoResponse};
 use super::plan::{LoadClass, LoadTarget, PlannedRequest};
 use super::record::LoadRecord;
-use super::run::{Halt, LoadEvent};
+use super::run_events::{Halt, LoadEvent};
 use crate::clock::Clock;
 use crate::inspect::Ratios;
 use crate::judge::{JudgeContext, Missed, Outcome, Progress, judge, judge_left, judge_refused};

@@ -22,6 +22,7 @@ pub mod replay;
 pub mod report;
 pub mod result;
 mod run;
+mod run_events;
 pub mod search;
 pub mod steady;
 pub mod summary;
@@ -30,4 +31,5 @@ pub mod workload;
 
 pub use plan::{LoadClass, LoadTarget, PlannedRequest};
 pub use record::LoadRecord;
-pub use run::{LoadEvent, RunControl, RunEnd, RunLimits, run};
+pub use run::{RunControl, RunEnd, RunLimits, run};
+pub use run_events::LoadEvent;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::interval::{Decision, Looks, Outcomes, grows};
 use super::record::LoadRecord;
-use super::run::LoadEvent;
+use super::run_events::LoadEvent;
 use super::steady::{Trend, in_flight};
 
 /// When a run has shown enough.

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::connections::LoadConnections;
 use super::exchange::{ClassHeads, LoadExchange, LoadShared};
 use super::plan::{LoadClass, LoadTarget, PlannedRequest};
-use super::record::LoadRecord;
+use super::run_events::{Halt, LoadEvent};
 use crate::clock::Clock;
 use crate::inspect::Ratios;
 use crate::observe::TemplateCache;
@@ -18,41 +18,6 @@ use crate::types::Tick;
 /// Events that wait for the run's loop. A request whose record does not fit waits with it: it has
 /// been measured by then.
 const EVENTS: usize = 4096;
-
-/// Events of a run.
-#[derive(Debug)]
-pub enum LoadEvent {
-    /// A request goes out now.
-    Sent {
-        /// Its number, from 0, in the order of the schedule.
-        number: u64,
-        /// Its class.
-        class: usize,
-        /// Its scheduled time, from the start of the run.
-        at: Duration,
-    },
-    /// An objective of a request that is still open is broken: it is a miss, whatever comes.
-    Overdue {
-        /// Its number.
-        number: u64,
-    },
-    /// A request has ended and is judged.
-    Ended(Box<LoadRecord>),
-}
-
-/// How far a run is asked to stop. Later ones include earlier ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Halt {
-    /// Not at all.
-    #[default]
-    Run,
-    /// No further request is sent; open ones run to their end.
-    StopSending,
-    /// Open requests end as if a time limit had fired.
-    TimeOut,
-    /// Open requests are left at once.
-    Abort,
-}
 
 /// Stops a run from outside, or from its own events. Clones stop the same run.
 #[derive(Clone, Debug)]

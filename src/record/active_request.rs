@@ -10,40 +10,16 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 
 use crate::admit::overload_control::{ActionKind, ActionKinds, AppliedActions};
-use crate::judge::{JudgeContext, Objectives, Progress, ProgressCell, Verdict};
+use crate::judge::{JudgeContext, Progress, ProgressCell, Verdict};
 use crate::observe::Timeline;
 use crate::reject::Rejection;
-use crate::types::{ApiPath, ClassId, ClientState, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
+use crate::types::{ApiPath, ClientState, EngineId, PoolId, RequestId, TenantId, Tick, Tokens};
 
 use super::Recorder;
 use super::in_flight::InFlightRequest;
+use super::request_policy::RequestPolicy;
 use super::request_record::{AttemptFailure, AttemptRecord, PromptShape, RequestRecord, Retry, RetryCounts};
 use super::trace::{OutgoingTrace, RequestTrace, SpanId};
-
-/// Policy of a request from classification on.
-#[derive(Clone, Debug)]
-pub struct RequestPolicy {
-    /// The class.
-    pub class: ClassId,
-    /// The rule that chose it.
-    pub rule: Arc<str>,
-    /// Start of the objectives' clock.
-    pub start: Tick,
-    /// The objectives, including the request's own targets.
-    pub objectives: Arc<Objectives>,
-    /// Prompt length bucket.
-    pub length: LengthBucket,
-    /// Estimated prompt tokens.
-    pub prompt: Tokens,
-    /// Whether it asks for a stream.
-    pub streamed: bool,
-    /// Expected choices of the response.
-    pub choices: u64,
-    /// Edges of the gap histogram.
-    pub gap_edges: Arc<[Duration]>,
-    /// Further inputs of the judgement.
-    pub case: JudgeContext,
-}
 
 /// A request in flight; see the module.
 #[derive(Debug)]
@@ -297,6 +273,10 @@ impl ActiveRequest {
         });
         let (span, outgoing) = outgoing.unzip();
         fields.engine = Some(engine.clone());
+        if fields.attempts.is_empty() {
+            // One is the rule.
+            fields.attempts = Vec::with_capacity(1);
+        }
         fields.attempts.push(AttemptRecord { pool: pool.clone(), engine, begin, failure: None, span });
         if fields.pool.as_ref() != Some(pool) {
             self.set_pool(pool.clone(), false);

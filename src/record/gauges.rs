@@ -8,16 +8,15 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use crate::judge::Quantiles;
 use crate::types::{ClassId, LengthBucket, PoolId, Tick};
 
 use super::engines::EngineReport;
 use super::in_flight::InFlightSnapshot;
-use super::length_drift::LengthHistogram;
 use super::process::ProcessSample;
 use super::series::NONE;
-use super::series_table::{ClassSeries, ClassState};
+use super::series_table::ClassSeries;
 use super::settings::RequestLabel;
+use super::slo_status::drifts;
 use super::{CountSource, Inner, LevelReport, SeatReport};
 
 /// Weak, because the recorder owns the registry that owns this.
@@ -245,26 +244,6 @@ fn sources(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
         "1 for where attainment, burn rate and budget of the class come from: this process, the file over its restarts, or Prometheus over all gateways",
         rows,
     )
-}
-
-/// Observed over assumed length, for each assumed quantile.
-pub(super) fn drifts(
-    series: &ClassSeries,
-    memory: &mut ClassState,
-    at: Tick,
-    tell: &mut dyn FnMut(&'static str, &'static str, f64),
-) {
-    let Some(assumed) = series.promise.assumed else { return };
-    let mut one = |direction: &'static str, lengths: &mut LengthHistogram, assumed: Option<Quantiles>| {
-        let Some(Quantiles { p50, p95 }) = assumed else { return };
-        for (name, q, assumed) in [("p50", 0.5, p50), ("p95", 0.95, p95)] {
-            if let Some(seen) = lengths.quantile(q, at).filter(|_| assumed.0 > 0) {
-                tell(direction, name, seen / assumed.0 as f64);
-            }
-        }
-    };
-    one("input", &mut memory.input, assumed.input_tokens);
-    one("output", &mut memory.output, assumed.output_tokens);
 }
 
 fn levels(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {

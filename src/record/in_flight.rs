@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::judge::{Progress, ProgressCell};
 use crate::types::{ClassId, ClientState, PoolId, Tick};
 
-use super::active_request::RequestPolicy;
+use super::request_policy::RequestPolicy;
 
 /// A request in flight, as seen by a scrape.
 #[derive(Debug)]

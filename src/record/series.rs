@@ -16,7 +16,7 @@ use super::bucket_edges::BucketEdges;
 use super::family::DurationHistogram;
 use super::metrics::Metrics;
 use super::request_record::RequestRecord;
-use super::series_table::ClassShape;
+use super::series_shape::ClassShape;
 use super::trace::RequestTrace;
 
 pub(super) type Map<K, V> = HashMap<K, V, RandomState>;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::judge::Missed;
+use crate::judge::{Missed, Quantiles};
 use crate::types::{ClassId, EngineId, LengthBucket, PoolId, TenantId, Tick};
 
 use super::burn::{Burn, WindowCount};
-use super::gauges::drifts;
 use super::history::SAMPLED_EVERY;
-use super::length_drift::DRIFT_FACTOR;
+use super::length_drift::{DRIFT_FACTOR, LengthHistogram};
+use super::series_table::{ClassSeries, ClassState};
 use super::{EngineHour, HistoryPoint, HistorySpan, MissRecord, Recorder};
 
 /// Source of a class's counts.
@@ -126,6 +126,26 @@ impl WorkloadDrift {
 fn burns(burn: &Burn, at: Tick) -> Vec<(WindowCount, f64)> {
     let judged = burn.spans(at).filter(|span| span.count.judged > 0);
     judged.map(|span| (span, burn.rate(span.count))).collect()
+}
+
+/// Observed over assumed length, for each assumed quantile.
+pub(super) fn drifts(
+    series: &ClassSeries,
+    memory: &mut ClassState,
+    at: Tick,
+    tell: &mut dyn FnMut(&'static str, &'static str, f64),
+) {
+    let Some(assumed) = series.promise.assumed else { return };
+    let mut one = |direction: &'static str, lengths: &mut LengthHistogram, assumed: Option<Quantiles>| {
+        let Some(Quantiles { p50, p95 }) = assumed else { return };
+        for (name, q, assumed) in [("p50", 0.5, p50), ("p95", 0.95, p95)] {
+            if let Some(seen) = lengths.quantile(q, at).filter(|_| assumed.0 > 0) {
+                tell(direction, name, seen / assumed.0 as f64);
+            }
+        }
+    };
+    one("input", &mut memory.input, assumed.input_tokens);
+    one("output", &mut memory.output, assumed.output_tokens);
 }
 
 impl Recorder {

@@ -32,6 +32,7 @@ use super::health::{HealthChange, ProbeResult};
 use super::latency::{DecodeSteps, Latency, LatencySample, LoadSnapshot, Prediction, SloTargets};
 use super::model_card::ModelCard;
 use super::other_gateways::EngineShare;
+use super::pick_request::{PickRequest, WorkEstimate};
 use super::pool::{FleetShared, Pool};
 use super::retry::{AttemptOutcome, Attempts, EngineEffect, Injection, RetryDecision};
 use super::settings::{EngineAddress, PoolSettings};
@@ -46,50 +47,6 @@ pub struct Fleet {
     pools: RwLock<HashMap<PoolId, Arc<Pool>, ahash::RandomState>>,
     shared: Arc<FleetShared>,
     seed: u64,
-}
-
-/// Estimated work of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkEstimate {
-    /// Prompt tokens.
-    pub prefill: Tokens,
-    /// Output tokens of all choices.
-    pub decode: Tokens,
-}
-
-impl WorkEstimate {
-    /// Largest work counted, whatever a client states, because one absurd cap would make all other requests
-    /// negligible.
-    const LONGEST: Tokens = Tokens(1 << 20);
-
-    fn believable(self) -> WorkEstimate {
-        WorkEstimate {
-            prefill: self.prefill.min(WorkEstimate::LONGEST),
-            decode: self.decode.min(WorkEstimate::LONGEST),
-        }
-    }
-}
-
-/// Requirements of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PickRequest {
-    /// Its work.
-    pub size: WorkEstimate,
-    /// Its latency targets.
-    pub targets: SloTargets,
-    /// Its E2E target, if judged.
-    pub whole: Option<Duration>,
-    /// Time since its arrival.
-    pub spent: Duration,
-    /// Affinity key: equal keys go to the same engine while its load allows; 0 means none.
-    pub key: u64,
-}
-
-impl From<WorkEstimate> for PickRequest {
-    /// This work, without targets.
-    fn from(size: WorkEstimate) -> Self {
-        PickRequest { size, ..PickRequest::default() }
-    }
 }
 
 /// The engine picked for a request.
@@ -155,9 +112,6 @@ const BLOCK_TOKENS: u64 = 128;
 
 /// Share of responses that defines the usual length.
 const USUALLY: f64 = 0.9;
-
-/// How long a removed engine's numbers are shown.
-pub const REMEMBERED: Duration = Duration::from_secs(600);
 
 impl Fleet {
     /// A fleet without pools. `seed` decides ties.
@@ -461,7 +415,7 @@ impl Fleet {
 
     /// An operator drains an engine, for so long or until it is put back: it takes no new request and
     /// finishes what it has. Stands over reloads and health checks, until the engine has left its pool for
-    /// [`REMEMBERED`].
+    /// [`REMEMBERED`](super::REMEMBERED).
     ///
     /// # Errors
     /// There is no such engine; or no other one of its pool takes requests, and `may_empty` is not set.

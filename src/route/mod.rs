@@ -17,6 +17,7 @@ mod latency;
 mod model_card;
 mod model_listing;
 mod other_gateways;
+mod pick_request;
 mod pool;
 mod prefix;
 pub mod probe;
@@ -32,7 +33,7 @@ pub use affinity::key_of;
 pub use breaker::{Breaker, RecentSuccesses, TenantKey};
 pub use concurrency::PoolTargets;
 pub use engine::EngineMetrics;
-pub use fleet::{Fleet, PickRequest, PickedEngine, REMEMBERED, WorkEstimate, WorkGuard};
+pub use fleet::{Fleet, PickedEngine, WorkGuard};
 pub use health::{Health, HealthChange, ProbeResult};
 pub use latency::{
     DecodeSteps, ENOUGH, Latency, LatencySample, LoadSnapshot, Prediction, PredictionErrors, SloTargets, StepTime,
@@ -40,7 +41,8 @@ pub use latency::{
 pub use model_card::ModelCard;
 pub use model_listing::EngineList;
 pub use other_gateways::{ComputedPrompt, EngineShare, SeenAnswer};
-pub use pool::Pool;
+pub use pick_request::{PickRequest, WorkEstimate};
+pub use pool::{Pool, REMEMBERED};
 pub use prefix::{MOST_ENTRIES, PrefixIndex, USUAL_ROOM};
 pub use retry_budget::RetryBudget;
 pub use routes::{AvailableModel, RouteMatch, Routes, UnlistedModel};

@@ -13,7 +13,6 @@ use super::affinity;
 use super::breaker::TenantKey;
 use super::concurrency::{self, OutputLengths, PoolTargets, StepBudgets};
 use super::engine::{CounterReading, Engine, EngineMetrics};
-use super::fleet::{PickRequest, REMEMBERED, WorkEstimate};
 use super::health::{HealthChange, ProbeResult};
 use super::latency::{
     AGREES, DecodeSteps, Latency, LatencySample, LoadSnapshot, Prediction, SloTargets, StepTime, TypicalRequest,
@@ -21,6 +20,7 @@ use super::latency::{
 };
 use super::model_listing::{EngineList, ModelListing};
 use super::other_gateways::{EngineShare, SeenAnswer};
+use super::pick_request::{PickRequest, WorkEstimate};
 use super::retry::{Attempts, EngineEffect, RemainingEngines};
 use super::settings::{Balance, Concurrency, EngineAddress, EngineSource, PoolSettings};
 use super::status::{DrainError, EngineState, EngineView, PoolView};
@@ -112,6 +112,9 @@ const BEHIND: f64 = 1.0;
 const AS_OTHERS: f64 = AGREES;
 /// Half-life of what was learned since a response last agreed with it, seconds.
 const HALF_LIFE: f64 = 60.0;
+
+/// How long a removed engine's numbers are shown.
+pub const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// State shared by all pools.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 
 use super::TraceRequest;
 use super::error::{TraceError, TraceFault};
-use super::reader::{Row, Rows, TraceNotes};
+use super::rows::{Row, Rows, TraceNotes};
 
 /// A table with a head, row by row.
 struct CsvTable<R> {

@@ -15,7 +15,7 @@ use super::TraceRequest;
 use super::blocks::{PromptBlocks, scrambled};
 use super::error::{TraceError, TraceFault};
 use super::json_lines::Lines;
-use super::reader::{Row, Rows, TraceNotes, nanos};
+use super::rows::{Row, Rows, TraceNotes, nanos};
 
 /// The version of the format that is read.
 const VERSION: u64 = 1;

@@ -10,7 +10,7 @@ use serde_json::error::Category;
 use super::TraceRequest;
 use super::blocks::PromptBlocks;
 use super::error::{TraceError, TraceFault};
-use super::reader::{Row, Rows, TraceNotes};
+use super::rows::{Row, Rows, TraceNotes};
 
 /// The longest line of a trace: a prompt of a million tokens has some 62,500 ids.
 const LONGEST_LINE: usize = 4 * 1024 * 1024;

@@ -25,14 +25,16 @@ mod journal;
 mod json_lines;
 mod reader;
 mod reshape;
+mod rows;
 #[cfg(test)]
 mod tests;
 
 pub use blocks::PromptBlocks;
 pub use error::{TraceError, TraceFault};
 pub use journal::journal_tenant;
-pub use reader::{TraceFormat, TraceNotes, TraceReader};
+pub use reader::{TraceFormat, TraceReader};
 pub use reshape::{Reshape, ReshapeError, Reshaped};
+pub use rows::TraceNotes;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,7 +7,7 @@ use redis::{
     AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind,
 };
 
-use super::exchange::{EXCHANGE_SCRIPT, ExchangeCall, Heard, HeardRecord, LONGEST_RECORD};
+use super::exchange_call::{EXCHANGE_SCRIPT, ExchangeCall, Heard, HeardRecord, LONGEST_RECORD};
 use super::lua_call::{LuaCall, LuaReply, SCRIPT};
 use super::settings::Redis;
 

@@ -26,8 +26,18 @@ const SPARE: usize = 16;
 
 thread_local! {
     /// Last returned first, because it is still in the processor's caches. A connection that waits for its
-    /// engine, within a stream or between requests, keeps none.
+    /// engine, within a stream or between requests, keeps none. Slices of one may still be alive.
     static BUFFERS: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The unused buffer that was returned last and is free. Those whose slices are alive (clients have not read
+/// them yet) are let go on the way.
+fn spare_buffer() -> BytesMut {
+    BUFFERS.with_borrow_mut(|buffers| {
+        let free =
+            std::iter::from_fn(|| buffers.pop()).find_map(|mut buffer| buffer.try_reclaim(ROOM).then_some(buffer));
+        free.unwrap_or_default()
+    })
 }
 
 /// A connection, and its received bytes that were not consumed yet.
@@ -39,24 +49,33 @@ pub(super) struct UpstreamConn {
     /// Cache of its response heads.
     pub known: HeadCache<ResponseHead>,
     room: usize,
+    /// Whether the buffer has grown beyond what is worth keeping.
+    is_large: bool,
 }
 
 impl UpstreamConn {
     pub fn new(io: BoxedIo) -> Self {
-        UpstreamConn { io, buffer: BytesMut::new(), received: 0, known: HeadCache::default(), room: ROOM }
+        UpstreamConn {
+            io,
+            buffer: BytesMut::new(),
+            received: 0,
+            known: HeadCache::default(),
+            room: ROOM,
+            is_large: false,
+        }
     }
 
     /// Reads into the buffer; returns the number of bytes, 0 at the end of the connection.
     pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.buffer.is_empty() {
-            if self.buffer.capacity() == 0 {
-                self.buffer = BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_default();
-            }
+        if self.buffer.capacity() == 0 {
+            self.buffer = spare_buffer();
+        } else if self.buffer.is_empty() {
             // Reuses the buffer if no slice of it is alive, which is the rule.
             let _ = self.buffer.try_reclaim(self.room);
         }
         if self.buffer.capacity() - self.buffer.len() < LEAST_ROOM {
             self.buffer.reserve(self.room);
+            self.is_large |= self.buffer.capacity() > 2 * ROOM;
         }
         let room = self.buffer.capacity() - self.buffer.len();
         let Poll::Ready(read) = pin!(self.io.read_buf(&mut self.buffer)).poll(cx) else {
@@ -81,11 +100,10 @@ impl UpstreamConn {
         self.give_back();
     }
 
-    /// Gives the empty buffer to the thread's next connection that reads. One that has grown, or of which a
-    /// slice is alive, is let go.
+    /// Gives the empty buffer to the thread's next connection that reads. One that has grown is let go.
     fn give_back(&mut self) {
-        let mut buffer = std::mem::take(&mut self.buffer);
-        if buffer.try_reclaim(ROOM) && buffer.capacity() <= 2 * ROOM {
+        let buffer = std::mem::take(&mut self.buffer);
+        if !std::mem::take(&mut self.is_large) && buffer.capacity() > 0 {
             BUFFERS.with_borrow_mut(|buffers| {
                 if buffers.len() < SPARE {
                     buffers.push(buffer);

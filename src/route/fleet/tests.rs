@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
+use crate::route::REMEMBERED;
 use crate::route::settings::{
     AddressFamily, Balance, BreakerLimits, Concurrency, DnsName, EngineSource, Retries, Scheme,
 };

@@ -5,7 +5,7 @@
 //! the breaker or opens it again.
 
 use super::{Key, PoolInner, key_of};
-use crate::route::fleet::PickRequest;
+use crate::route::pick_request::PickRequest;
 use crate::route::retry::Attempts;
 use crate::types::Tick;
 

@@ -15,7 +15,8 @@ use super::protocol::{ResponseMeta, protocol_of};
 use super::request::{BYTES_PER_TOKEN, ModelSpec, ParsedRequest, RequestError, model_of, prompts_of, read_object};
 use super::response::{ResponseBody, ResponseWriter};
 use super::runner::Runner;
-use super::text::{TextGenerator, mix};
+use super::seed::mix;
+use super::text::TextGenerator;
 use crate::clock::Clock;
 use crate::types::Dialect;
 

@@ -26,11 +26,13 @@ mod protocol;
 mod request;
 mod response;
 mod runner;
+mod seed;
 mod text;
+mod tool_call;
 
 pub use core::{AdmissionOrder, EngineSpec, Gauges};
+pub(super) use seed::mix;
 pub use text::LengthDistribution;
-pub(super) use text::mix;
 
 use std::io;
 use std::net::SocketAddr;

@@ -6,7 +6,8 @@
 use serde_json::{Map, Value};
 
 use super::prefix::BLOCK;
-use super::text::{ToolCall, mix};
+use super::seed::mix;
+use super::tool_call::ToolCall;
 use crate::types::Dialect;
 
 /// Bytes of text per token of the simulated tokenizer.

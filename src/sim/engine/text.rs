@@ -1,17 +1,10 @@
-//! Generated text: words drawn from a seed, tool calls derived from a schema.
+//! Generated output: reasoning, words and tool calls, token by token.
 
 use rand_distr::{Distribution, LogNormal};
-use serde_json::{Map, Value, json};
 
 use super::request::{ParsedRequest, ReasoningEffort};
-
-/// Hashes a number (the finalizer of splitmix64).
-pub(in crate::sim) const fn mix(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
+use super::seed::mix;
+use super::tool_call::ToolCall;
 
 const WORDS: [&str; 32] = [
     " the", " gateway", " streams", " tokens", " under", " load", " and", " every", " answer", " keeps", " its",
@@ -41,60 +34,6 @@ impl LengthDistribution {
     /// Draws a length, at least 1.
     pub fn draw(&self, chance: &mut impl rand::Rng) -> u64 {
         (self.law().sample(chance).round() as u64).max(1)
-    }
-}
-
-/// A tool call demanded by the request.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct ToolCall {
-    pub name: String,
-    /// The arguments' JSON in pieces of one token.
-    pub pieces: Vec<String>,
-}
-
-impl ToolCall {
-    /// The call demanded by `tool_choice`: the first tool for any. `auto` demands none.
-    pub fn wanted(body: &Map<String, Value>) -> Option<ToolCall> {
-        let tools = body.get("tools")?.as_array()?;
-        let choice = body.get("tool_choice")?;
-        let kind = choice.as_str().or_else(|| choice.get("type").and_then(Value::as_str))?;
-        let named = choice.get("name").or_else(|| choice.get("function").and_then(|f| f.get("name")));
-        let tool = match (kind, named.and_then(Value::as_str)) {
-            ("function" | "tool", Some(name)) => tools.iter().map(inner).find(|tool| tool["name"] == name)?,
-            ("required" | "any", _) => inner(tools.first()?),
-            _ => return None,
-        };
-        let schema = tool.get("parameters").or_else(|| tool.get("input_schema")).unwrap_or(&Value::Null);
-        let arguments = example(schema, 0).to_string();
-        let letters: Vec<char> = arguments.chars().collect();
-        let pieces = letters.chunks(4).map(|piece| piece.iter().collect()).collect();
-        Some(ToolCall { name: tool["name"].as_str().unwrap_or_default().to_owned(), pieces })
-    }
-}
-
-/// The function inside a tool, which only OpenAI's chat format nests.
-fn inner(tool: &Value) -> &Value {
-    tool.get("function").filter(|function| function.is_object()).unwrap_or(tool)
-}
-
-/// A value valid for a schema.
-fn example(schema: &Value, depth: u8) -> Value {
-    if let Some(first) = schema.get("enum").and_then(Value::as_array).and_then(|all| all.first()) {
-        return first.clone();
-    }
-    match schema.get("type").and_then(Value::as_str) {
-        Some("string") => json!("word"),
-        Some("integer") => json!(1),
-        Some("number") => json!(0.5),
-        Some("boolean") => json!(true),
-        Some("array") => json!([]),
-        Some("null") => Value::Null,
-        _ if depth > 8 => json!({}),
-        _ => {
-            let properties = schema.get("properties").and_then(Value::as_object);
-            let members = properties.into_iter().flatten();
-            members.map(|(name, inner)| (name.clone(), example(inner, depth + 1))).collect()
-        }
     }
 }
 
@@ -208,15 +147,5 @@ mod tests {
         assert!((190..=210).contains(&drawn[10_000]), "{}", drawn[10_000]);
         assert!((750..=850).contains(&drawn[19_000]), "{}", drawn[19_000]);
         assert_eq!(LengthDistribution { p50: 9.0, p95: 9.0 }.draw(&mut chance), 9);
-    }
-
-    #[test]
-    fn a_demanded_tool_is_called_with_what_its_schema_allows() {
-        let body = json!({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "lookup",
-            "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo"]}, "days": {"type": "integer"}}}}}]});
-        let tool = ToolCall::wanted(body.as_object().unwrap()).unwrap();
-        assert_eq!((tool.name.as_str(), tool.pieces.concat().as_str()), ("lookup", r#"{"city":"Oslo","days":1}"#));
-        let auto = json!({"tool_choice": "auto", "tools": body["tools"]});
-        assert_eq!(ToolCall::wanted(auto.as_object().unwrap()), None);
     }
 }

@@ -156,5 +156,5 @@ fn stop_reason(states: &[ChoiceState]) -> &'static str {
 }
 
 fn signature(meta: &ResponseMeta) -> String {
-    format!("{:016x}", super::super::text::mix(meta.ask.seed))
+    format!("{:016x}", super::super::mix(meta.ask.seed))
 }
