@@ -1,5 +1,5 @@
 //! Cost of one admission with a short and a long queue: an arrival that waits, a seat that is
-//! released to the next request, a prefill that ends.
+//! released to the next request, a prefill that ends; and of telling other gateways of the queue.
 //!
 //! `cargo bench --bench admission`. Absolute figures depend on the machine; the result is that the
 //! cost grows little when the queue grows a hundredfold.
@@ -25,28 +25,25 @@ fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
-    println!("{:>9} {:>24} {:>24}", "waiting", "ns per admission", "with a limit on reading");
+    println!("{:>9} {:>24} {:>24} {:>14}", "waiting", "ns per admission", "with a limit on reading", "ns per report");
     for waiting in WAITING {
-        let cost = |reading| {
-            let mut turns: Vec<u64> = (0..TURNS).map(|_| turn(waiting, reading)).collect();
+        let median = |turn: &dyn Fn() -> u64| {
+            let mut turns: Vec<u64> = (0..TURNS).map(|_| turn()).collect();
             turns.sort_unstable();
             turns[TURNS / 2]
         };
-        println!("{waiting:>9} {:>24} {:>24}", cost(PrefillBudget::NoLimit), cost(PrefillBudget::Tokens(Tokens(1024))));
+        let cost = |reading| median(&|| turn(waiting, reading));
+        let (queue, _, number) = queue_of(waiting, PrefillBudget::NoLimit);
+        let report = median(&|| reports(&queue, at(number)));
+        let [unlimited, limited] = [PrefillBudget::NoLimit, PrefillBudget::Tokens(Tokens(1024))].map(cost);
+        println!("{waiting:>9} {unlimited:>24} {limited:>24} {report:>14}");
     }
 }
 
 /// Nanoseconds per admission: as many come as go, so that as many wait all the time.
 fn turn(waiting: usize, reading: PrefillBudget) -> u64 {
     let clock = Clock::start();
-    let mut queue = Scheduler::new(QueueSettings { max_waiting: waiting + 1, reading, ..QueueSettings::default() });
-    let _nobody_waits = (queue.set_seats(64, Tick::ZERO), queue.set_prefilling_engines(8, Tick::ZERO));
-    let mut running = Vec::new();
-    let mut number = 0;
-    while queue.waiting() < waiting {
-        running.extend(queue.offer(&request(number), at(number)).1.admitted);
-        number += 1;
-    }
+    let (mut queue, mut running, mut number) = queue_of(waiting, reading);
     let begin = clock.now();
     for _ in 0..ADMISSIONS {
         let (_, decisions) = queue.offer(&request(number), at(number));
@@ -57,6 +54,30 @@ fn turn(waiting: usize, reading: PrefillBudget) -> u64 {
     }
     black_box(&queue);
     (clock.now() - begin).as_nanos() as u64 / ADMISSIONS
+}
+
+/// Nanoseconds per report to the other gateways.
+fn reports(queue: &Scheduler, at: Tick) -> u64 {
+    const REPORTS: u64 = 1_000;
+    let clock = Clock::start();
+    let begin = clock.now();
+    for _ in 0..REPORTS {
+        black_box(queue.report(at));
+    }
+    (clock.now() - begin).as_nanos() as u64 / REPORTS
+}
+
+/// A queue in which so many wait, the requests that run, and the number of the next one.
+fn queue_of(waiting: usize, reading: PrefillBudget) -> (Scheduler, Vec<Ticket>, u64) {
+    let mut queue = Scheduler::new(QueueSettings { max_waiting: waiting + 1, reading, ..QueueSettings::default() });
+    let _nobody_waits = (queue.set_seats(64, Tick::ZERO), queue.set_prefilling_engines(8, Tick::ZERO));
+    let mut running = Vec::new();
+    let mut number = 0;
+    while queue.waiting() < waiting {
+        running.extend(queue.offer(&request(number), at(number)).1.admitted);
+        number += 1;
+    }
+    (queue, running, number)
 }
 
 fn read_and_release(queue: &mut Scheduler, ticket: Ticket, at: Tick) -> Vec<Ticket> {

@@ -98,6 +98,8 @@ pub struct PoolStatus {
     pub taken: u64,
     /// Requests that wait for a seat.
     pub waiting: u64,
+    /// Requests that wait for one at other gateways; absent if none is heard of.
+    pub waiting_elsewhere: Option<u64>,
     /// Its engines, by name, including those removed in the last ten minutes.
     pub engines: Vec<EngineStatus>,
 }
@@ -115,6 +117,8 @@ pub struct EngineStatus {
     pub drained_for_seconds: Option<u64>,
     /// Requests of this gateway that it has.
     pub in_flight: u64,
+    /// Requests of other gateways that it has, as they tell; absent if none is heard of.
+    pub elsewhere: Option<u64>,
     /// Its concurrency limit; absent without one.
     pub seats: Option<u64>,
     /// Requests in its batch, as it reports.

@@ -108,6 +108,8 @@ pub struct QueueStats {
     pub waiting: usize,
     /// Most prompt tokens outstanding at one engine, if limited.
     pub reading: Option<Tokens>,
+    /// Requests that wait at other gateways, if any is heard of.
+    pub elsewhere: Option<u64>,
 }
 
 impl PoolQueues {
@@ -304,12 +306,14 @@ impl PoolQueue {
     /// Statistics.
     #[must_use]
     pub fn numbers(&self) -> QueueStats {
+        let at = self.clock.now();
         let scheduler = &self.inner.lock().scheduler;
         QueueStats {
             seats: scheduler.seats(),
             taken: scheduler.running(),
             waiting: scheduler.waiting(),
             reading: scheduler.reading_per_engine(),
+            elsewhere: scheduler.waiting_elsewhere(at),
         }
     }
 

@@ -262,17 +262,22 @@ const OF_DEADLINE: f64 = 0.1;
 /// Largest counted size of a request, so that sums cannot overflow.
 const LARGEST: u64 = 1 << 40;
 
-/// Percentage for requests beyond usual demand: enough to use engines that are otherwise idle, little
+/// Percentage of prefill for requests beyond usual demand: enough to use engines that are otherwise idle, little
 /// enough not to delay others.
 const BEYOND_SHARE: u64 = 25;
 
+/// Percentage of prefill for requests over limits, and for those that are infeasible.
+const LAST_SHARE: u64 = 25;
+
+/// The percentages that [`prefill_for`] gives: of feasible requests by priority, and of others.
+const PREFILL_PERCENTS: [u64; PRIORITIES + 2] = [100, 100, 90, 80, 70, BEYOND_SHARE, LAST_SHARE];
+
 /// Percentage of the outstanding prompt tokens that a row may use together with all others.
 const fn prefill_for(band: usize, line: Feasibility) -> u64 {
-    const OF_PRIORITIES: [u64; PRIORITIES] = [100, 100, 90, 80, 70];
     match line {
-        Feasibility::Feasible if band < PRIORITIES => OF_PRIORITIES[band],
+        Feasibility::Feasible if band < PRIORITIES => PREFILL_PERCENTS[band],
         Feasibility::Feasible if band < OVER_LIMIT => BEYOND_SHARE,
-        Feasibility::Feasible | Feasibility::Late => 25,
+        Feasibility::Feasible | Feasibility::Late => LAST_SHARE,
     }
 }
 
@@ -322,17 +327,12 @@ impl Scheduler {
         }
     }
 
-    /// What the other gateways before the same engines need to know of this queue.
+    /// What the other gateways before the same engines need to know of this queue. Its cost does not follow the number
+    /// of waiting requests.
     #[must_use]
     pub fn report(&self, at: Tick) -> QueueReport {
         let at = at.max(self.now);
-        let mut waiting: Vec<&QueuedRequest> = self.waiting.values().collect();
-        let order = |request: &&QueuedRequest| (request.band, request.line == Feasibility::Late, request.place);
-        if waiting.len() > MOST_TOLD {
-            waiting.select_nth_unstable_by_key(MOST_TOLD, order);
-            waiting.truncate(MOST_TOLD);
-        }
-        waiting.sort_unstable_by_key(order);
+        let places = self.bands.iter().flat_map(PriorityBand::in_order);
         let told = |request: &QueuedRequest| {
             WaitingWork::told(request.band, request.line, request.place.due, request.prompt, at)
         };
@@ -341,8 +341,15 @@ impl Scheduler {
             dispatched: self.dispatched,
             admitted: self.turns,
             pace: self.own_pace.map(|pace| (pace, self.bucket.level)),
-            waiting: waiting.into_iter().map(told).collect(),
+            waiting: places.take(MOST_TOLD).filter_map(|place| self.waiting.get(&place.ticket)).map(told).collect(),
+            depth: self.waiting.len() as u64,
         }
+    }
+
+    /// Requests that wait at the other gateways, as they tell. `None` if none is heard of.
+    #[must_use]
+    pub fn waiting_elsewhere(&self, at: Tick) -> Option<u64> {
+        self.others.depth(at.max(self.now))
     }
 
     /// Takes the report of another gateway, made `made` on this gateway's clock and valid until `until`.
@@ -513,10 +520,7 @@ impl Scheduler {
         if self.next_to_go(self.bucket).is_some() {
             return Some(self.now);
         }
-        let firsts = self.bands.iter().filter_map(|band| self.waiting.get(&band.first()?.ticket));
-        let rows = firsts.map(|first| (first.band, first.line));
-        let rows = rows.chain(self.others.in_order().map(|(place, _)| (place.band, place.line())));
-        let thresholds = rows.map(|(band, line)| threshold(pace, prefill_for(band, line)));
+        let thresholds = PREFILL_PERCENTS.map(|percent| threshold(pace, percent)).into_iter();
         // Above zero an engine may also have more ahead of it.
         let levels = thresholds.chain([0.0]).map(|level| (level, self.bucket.level, pace.per_second));
         let missing = levels.chain([(0.0, self.bucket.spare, pace.spare)]);

@@ -100,6 +100,7 @@ fn of_pool(gateway: &Gateway, PoolView { pool, engines, .. }: PoolView) -> PoolS
         seats: limited.map(|numbers| numbers.seats as u64),
         taken: limited.map_or(0, |numbers| numbers.taken as u64),
         waiting: queue.map_or(0, |numbers| numbers.waiting as u64),
+        waiting_elsewhere: queue.and_then(|numbers| numbers.elsewhere),
         engines: engines.iter().map(|engine| of_engine(gateway, &pool, engine)).collect(),
     }
 }
@@ -115,6 +116,7 @@ pub(super) fn of_engine(gateway: &Gateway, pool: &PoolId, view: &EngineView) -> 
         // Rounded up, so that the drain lasts as long as shown.
         drained_for_seconds: view.drained_for.map(seconds_up),
         in_flight: u64::from(view.requests),
+        elsewhere: view.elsewhere.map(|requests| requests as u64),
         seats: view.seats.map(u64::from),
         running: view.running,
         waiting: view.waiting,

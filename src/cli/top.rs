@@ -396,6 +396,7 @@ mod tests {
                 taken: 960,
                 waiting: 17,
                 engines,
+                ..PoolStatus::default()
             }],
             tenants: (0..15).map(tenant).collect(),
             tenants_left_out: 3,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::state::Gateway;
 use crate::admit::RateLimiter;
 use crate::admit::queue::{QueueReport, WaitingWork};
-use crate::admit::redis::exchange::HeardRecord;
+use crate::admit::redis::exchange::{HeardRecord, LONGEST_RECORD};
 use crate::inspect::BlockKey;
 use crate::route::{ComputedPrompt, DecodeSteps, EngineShare, LoadSnapshot, SeenAnswer};
 use crate::types::{EngineId, PoolId, PrefillPace, Tick, Tokens};
@@ -42,6 +42,8 @@ struct PoolRecord {
     pace: Option<[Option<f64>; 7]>,
     /// Band, late, with a deadline, key, prompt.
     waiting: Vec<(u8, bool, bool, i64, u64)>,
+    #[serde(default)]
+    depth: u64,
     engines: Vec<EngineRecord>,
 }
 
@@ -97,6 +99,20 @@ impl AnswerRecord {
     }
 }
 
+impl GatewayRecord {
+    /// Its text. Prompts and answers are left out where they make it too long, because loads and queues matter more.
+    fn text(mut self) -> String {
+        let text = serde_json::to_string(&self).unwrap_or_default();
+        if text.len() <= LONGEST_RECORD {
+            return text;
+        }
+        for engine in self.pools.iter_mut().flat_map(|pool| &mut pool.engines) {
+            (engine.computed, engine.answers) = (Vec::new(), Vec::new());
+        }
+        serde_json::to_string(&self).unwrap_or_default()
+    }
+}
+
 impl PoolRecord {
     fn of(pool: &PoolId, queue: &QueueReport, engines: Vec<EngineShare>, with_prompts: bool) -> PoolRecord {
         let finite = |value: f64| value.is_finite().then_some(value);
@@ -125,6 +141,7 @@ impl PoolRecord {
                 .iter()
                 .map(|work| (work.band, work.is_late, work.has_deadline, work.due, work.prompt))
                 .collect(),
+            depth: queue.depth,
             engines: engines.into_iter().map(engine).collect(),
         }
     }
@@ -156,6 +173,7 @@ impl PoolRecord {
             admitted: self.admitted,
             pace,
             waiting: self.waiting.iter().map(waiting).collect(),
+            depth: self.depth,
         }
     }
 
@@ -200,7 +218,7 @@ impl Gateway {
         let mut state = Exchanged::default();
         loop {
             let next = self.clock.now() + EVERY;
-            if let Some(heard) = exchange.exchange(self.record_for_others(&mut state)).await {
+            if let Some(heard) = exchange.exchange(|| self.record_for_others(&mut state).text()).await {
                 self.share_hashes(&mut state, heard.common);
                 let at = self.clock.now();
                 state.heard.retain(|gateway, _| heard.records.iter().any(|record| record.gateway == *gateway));
@@ -211,7 +229,7 @@ impl Gateway {
     }
 
     /// The record of this moment.
-    fn record_for_others(&self, state: &mut Exchanged) -> String {
+    fn record_for_others(&self, state: &mut Exchanged) -> GatewayRecord {
         state.number += 1;
         let at = self.clock.now();
         let pools = self.live.load().settings.pools.clone();
@@ -219,12 +237,11 @@ impl Gateway {
             let queue = self.pool_queues.pool_queue(pool).map(|queue| queue.report()).unwrap_or_default();
             PoolRecord::of(pool, &queue, self.fleet.shares(pool, at), state.hashes.is_some())
         };
-        let record = GatewayRecord {
+        GatewayRecord {
             number: state.number,
             hashes: state.hashes,
             pools: pools.iter().map(|settings| pool(&settings.id)).collect(),
-        };
-        serde_json::to_string(&record).unwrap_or_default()
+        }
     }
 
     /// Hashes prompts by the common key from now on, so that gateways can tell each other what engines have cached. A
@@ -273,15 +290,10 @@ impl Gateway {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_record_is_read_as_it_was_written() {
-        let pace =
-            PrefillPace { per_second: f64::INFINITY, spare: 0.5, burst: 1.0, behind: 2.0, most: 3.0, least: 4.0 };
-        let work = WaitingWork { band: 3, is_late: true, has_deadline: false, due: -5, prompt: 700 };
-        let queue =
-            QueueReport { prefill: 10, dispatched: 20.5, admitted: 30, pace: Some((pace, -7.0)), waiting: vec![work] };
-        let share = EngineShare {
-            engine: EngineId::from("vllm-0:8000"),
+    /// An engine with an answer, and a prompt of so many blocks.
+    fn share(engine: &str, blocks: usize) -> EngineShare {
+        EngineShare {
+            engine: EngineId::from(engine),
             requests: 5,
             decoding: 4,
             prefill: 100.0,
@@ -291,13 +303,40 @@ mod tests {
                 ttft: Some(Duration::from_micros(1500)),
                 further: Some((DecodeSteps { further: 9, batch: 2.5, prompt: 7.0 }, Duration::from_micros(40))),
             }],
-            computed: vec![ComputedPrompt { blocks: Box::new([u64::MAX, 1]), rest: Tokens(9) }],
+            computed: vec![ComputedPrompt { blocks: vec![u64::MAX; blocks].into(), rest: Tokens(9) }],
+        }
+    }
+
+    #[test]
+    fn a_record_that_is_too_long_tells_loads_without_prompts_and_answers() {
+        let shares: Vec<EngineShare> = (0..100).map(|engine| share(&format!("vllm-{engine}:8000"), 1000)).collect();
+        let pool = PoolRecord::of(&PoolId::from("main"), &QueueReport::default(), shares.clone(), true);
+        let text = GatewayRecord { number: 1, hashes: Some(2), pools: vec![pool] }.text();
+        assert!(text.len() <= LONGEST_RECORD);
+        let mut read: GatewayRecord = serde_json::from_str(&text).expect("it is ours");
+        let told = read.pools.remove(0).shares(true);
+        let bare = |share: EngineShare| EngineShare { computed: Vec::new(), answers: Vec::new(), ..share };
+        assert_eq!(told, shares.into_iter().map(bare).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let pace =
+            PrefillPace { per_second: f64::INFINITY, spare: 0.5, burst: 1.0, behind: 2.0, most: 3.0, least: 4.0 };
+        let work = WaitingWork { band: 3, is_late: true, has_deadline: false, due: -5, prompt: 700 };
+        let queue = QueueReport {
+            prefill: 10,
+            dispatched: 20.5,
+            admitted: 30,
+            pace: Some((pace, -7.0)),
+            waiting: vec![work],
+            depth: 40,
         };
+        let share = share("vllm-0:8000", 2);
         let pool = PoolRecord::of(&PoolId::from("main"), &queue, vec![share.clone()], true);
         let record = GatewayRecord { number: 1, hashes: Some(u64::MAX), pools: vec![pool] };
-        let text = serde_json::to_string(&record).expect("it is plain");
-        let mut read: GatewayRecord = serde_json::from_str(&text).expect("it is ours");
-        assert_eq!(read, record);
+        let mut read: GatewayRecord = serde_json::from_str(&record.text()).expect("it is ours");
+        assert_eq!((read.number, read.hashes), (1, Some(u64::MAX)));
         let pool = read.pools.remove(0);
         assert_eq!(pool.queue(), queue);
         assert_eq!(pool.shares(true), [share]);

@@ -214,7 +214,12 @@ impl Gateway {
         self.pool_queues.forget_left();
         let report = |(pool, pool_queue): (PoolId, Arc<PoolQueue>)| {
             let numbers = pool_queue.numbers();
-            let report = SeatReport { seats: numbers.seats, taken: numbers.taken, prefill: numbers.reading };
+            let report = SeatReport {
+                seats: numbers.seats,
+                taken: numbers.taken,
+                prefill: numbers.reading,
+                elsewhere: numbers.elsewhere,
+            };
             (numbers.seats < usize::MAX).then_some((pool, report))
         };
         let mut seats: Vec<_> = self.pool_queues.all().into_iter().filter_map(report).collect();
@@ -273,6 +278,7 @@ fn engine_report(engine: &EngineView) -> EngineReport {
         drained: engine.is_drained,
         waiting: engine.waiting,
         running: engine.running,
+        elsewhere: engine.elsewhere,
         kv_usage: engine.kv_usage,
         seats: engine.seats.map(f64::from),
         ttft_error: engine.errors.ttft,

@@ -11,6 +11,8 @@ pub struct EngineReport {
     pub waiting: Option<f64>,
     /// Requests running in the engine.
     pub running: Option<f64>,
+    /// Requests of other gateways at it, if any tells of them.
+    pub elsewhere: Option<f64>,
     /// Used share of its KV cache, 0 to 1.
     pub kv_usage: Option<f64>,
     /// Largest number of concurrent requests that the gateway sends it.

@@ -289,6 +289,14 @@ fn seats(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
         "goodput_prefill_tokens_per_engine",
         "Prompt tokens of requests without a first token that each engine of the pool may have, where that is limited",
         seats.iter().filter_map(prefill).collect(),
+    )?;
+    let elsewhere = |(pool, report): &(PoolId, SeatReport)| {
+        report.elsewhere.map(|waiting| (vec![("pool", pool.to_string())], waiting as f64))
+    };
+    page.gauges(
+        "goodput_queue_depth_elsewhere",
+        "Requests that wait for a seat of the pool at other gateways, as they tell",
+        seats.iter().filter_map(elsewhere).collect(),
     )
 }
 
@@ -309,6 +317,11 @@ fn engines(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     )?;
     page.gauges("goodput_engine_waiting", "Requests that wait inside the engine, as it reports", rows(|r| r.waiting))?;
     page.gauges("goodput_engine_running", "Requests that the engine computes, as it reports", rows(|r| r.running))?;
+    page.gauges(
+        "goodput_engine_elsewhere",
+        "Requests of other gateways at the engine, as they tell",
+        rows(|r| r.elsewhere),
+    )?;
     page.gauges(
         "goodput_engine_kv_usage",
         "Share of the engine's KV cache in use, as it reports",

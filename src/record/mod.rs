@@ -104,6 +104,8 @@ pub struct SeatReport {
     pub taken: usize,
     /// Most prompt tokens outstanding at one engine, if limited.
     pub prefill: Option<Tokens>,
+    /// Requests that wait at other gateways, if any tells of them.
+    pub elsewhere: Option<u64>,
 }
 
 /// Overload level of a class.

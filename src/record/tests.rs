@@ -593,6 +593,7 @@ async fn engines_reload_and_process_are_told() {
         drained: false,
         waiting: Some(2.0),
         running: None,
+        elsewhere: Some(3.0),
         kv_usage: Some(0.5),
         seats: Some(12.0),
         ttft_error: Some(0.25),
@@ -707,7 +708,8 @@ async fn the_page_is_the_golden_one() {
     small.tenants.truncate(1);
     recorder.bind(&small);
     recorder.engines(vec![(PoolId::from("main"), EngineId::from("vllm-0:8000"), EngineReport::default())]);
-    recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3, prefill: Some(Tokens(1024)) })]);
+    let seats = SeatReport { seats: 8, taken: 3, prefill: Some(Tokens(1024)), elsewhere: Some(4) };
+    recorder.seats(vec![(PoolId::from("main"), seats)]);
     recorder.levels(vec![(
         ClassId::from("chat"),
         LevelReport { level: 2, is_forced: true, forced_for: Some(Duration::from_secs(90)) },
@@ -1219,6 +1221,7 @@ async fn every_metric_is_listed_with_its_labels() {
         drained: false,
         waiting: Some(2.0),
         running: Some(1.0),
+        elsewhere: Some(3.0),
         kv_usage: Some(0.5),
         seats: Some(12.0),
         ttft_error: Some(0.25),

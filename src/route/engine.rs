@@ -385,6 +385,11 @@ impl Engine {
         self.other_gateways.count()
     }
 
+    /// Requests of other gateways here, as they tell. `None` if none is heard of.
+    pub fn elsewhere(&self, at: Tick) -> Option<f64> {
+        self.other_gateways.requests_at(at)
+    }
+
     /// Running requests of other gateways.
     fn foreign(&self) -> f64 {
         self.unheard + self.other_gateways.requests

@@ -113,6 +113,11 @@ impl OtherRequests {
         !self.gateways.is_empty()
     }
 
+    /// Their requests, as they tell. `None` if none is heard of.
+    pub fn requests_at(&self, at: Tick) -> Option<f64> {
+        self.gateways.iter().filter(|known| known.until > at).map(|known| known.requests).reduce(|a, b| a + b)
+    }
+
     /// Number of gateways heard of.
     pub fn count(&self) -> usize {
         self.gateways.len()

@@ -313,6 +313,7 @@ fn engine_view(engine: &Engine, retired: Option<Tick>, at: Tick) -> EngineView {
         work: engine.work(),
         waiting: report.and_then(|report| report.waiting),
         running: report.and_then(|report| report.running),
+        elsewhere: engine.elsewhere(at),
         kv_usage: report.and_then(|report| report.kv_usage),
         seats: engine.limit(),
         errors: engine.latency.lock().errors(),

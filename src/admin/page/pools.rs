@@ -28,6 +28,7 @@ fn one(pool: &PoolStatus) -> Markup {
                     None => { span.quiet { "no limit on seats" } }
                 }
                 @if pool.waiting > 0 { span.warn { (count(pool.waiting)) " waiting" } } @else { span.quiet { "none waiting" } }
+                @if let Some(waiting) = pool.waiting_elsewhere { span.quiet { (count(waiting)) " waiting at other gateways" } }
             }
         }
         @if pool.engines.is_empty() { p.empty { "No engine: its name resolves to nothing, or nothing was looked up yet." } } @else {
@@ -64,6 +65,7 @@ fn row(pool: &str, engine: &EngineStatus) -> Markup {
                 @if let Some(seats) = engine.seats {
                     " of " (count(seats)) (bar(engine.in_flight as f64 / seats.max(1) as f64, false))
                 }
+                @if let Some(elsewhere) = engine.elsewhere { span.note { "and " (count(elsewhere)) " of other gateways" } }
             }
             td.n role="cell" data-label="Its running" { (reported(engine.running)) }
             td.n role="cell" data-label="Its queue" { (reported(engine.waiting)) }

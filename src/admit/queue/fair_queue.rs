@@ -6,6 +6,7 @@
 //! being eligible only by being served, and every operation is amortised O(log n).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound::{Excluded, Unbounded};
 
 use super::request::{QueueKey, Ticket};
 use crate::types::TenantId;
@@ -55,6 +56,24 @@ impl FairQueue {
     /// The next request.
     pub fn first(&self) -> Option<QueuePosition> {
         self.eligible.first_key_value().map(|(place, _)| *place)
+    }
+
+    /// Requests by key, those of tenants served more than a quantum beyond the floor last. O(log n) for each one taken.
+    pub fn in_order(&self) -> impl Iterator<Item = QueuePosition> + '_ {
+        let mut firsts = self.eligible.iter().peekable();
+        // The next request of each tenant of which one was taken.
+        let mut nexts: BTreeMap<QueuePosition, &TenantId> = BTreeMap::new();
+        let eligible = std::iter::from_fn(move || {
+            let next = nexts.first_key_value().map(|(place, _)| *place);
+            let first = firsts.next_if(|(first, _)| next.is_none_or(|next| **first < next));
+            let (place, tenant) = first.map(|(place, tenant)| (*place, tenant)).or_else(|| nexts.pop_first())?;
+            let places = self.members.get(tenant).map(|member| &member.places);
+            let behind = places.and_then(|places| places.range((Excluded(place), Unbounded)).next());
+            nexts.extend(behind.map(|behind| (*behind, tenant)));
+            Some(place)
+        });
+        let ahead = self.ahead.iter().filter_map(|(_, tenant)| self.members.get(tenant));
+        eligible.chain(ahead.flat_map(|member| member.places.iter().copied()))
     }
 
     /// The tenant's last request.

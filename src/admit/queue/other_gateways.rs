@@ -35,6 +35,8 @@ pub struct QueueReport {
     pub pace: Option<(PrefillPace, f64)>,
     /// The first waiting requests, at most [`MOST_TOLD`].
     pub waiting: Vec<WaitingWork>,
+    /// Number of all waiting requests.
+    pub depth: u64,
 }
 
 /// A waiting request.
@@ -79,9 +81,9 @@ pub(super) struct OtherQueues {
     gateways: BTreeMap<u64, OtherQueue>,
     /// Their waiting requests in order, with their prompts.
     order: BTreeMap<OtherPlace, u64>,
-    /// Prompt tokens that they have in prefill, those assumed included.
+    /// Sum of prompt tokens that they have in prefill, those assumed included.
     prefill: u64,
-    /// Requests assumed to have been dispatched since their reports.
+    /// Sum of requests assumed to have been dispatched since their reports.
     assumed: usize,
 }
 
@@ -95,6 +97,9 @@ struct OtherQueue {
     /// Assumed since the last report: requests, prompt tokens in prefill, and tokens taken from the bucket.
     assumed: (usize, u64, f64),
     stuck: u32,
+    depth: u64,
+    /// Places of its report in the order, those assumed to be dispatched included.
+    places: Vec<OtherPlace>,
 }
 
 impl OtherQueues {
@@ -114,7 +119,7 @@ impl OtherQueues {
             Some(known) => known.stuck,
             None => 0,
         };
-        let known = OtherQueue {
+        let mut known = OtherQueue {
             until,
             dispatched: report.dispatched,
             admitted: report.admitted,
@@ -122,13 +127,18 @@ impl OtherQueues {
             pace: report.pace.map(|(pace, _)| pace).filter(PrefillPace::is_sound),
             assumed: (0, 0, 0.0),
             stuck,
+            depth: report.depth,
+            places: Vec::new(),
         };
-        self.gateways.insert(gateway, known);
-        self.order.retain(|place, _| place.gateway != gateway);
-        if stuck < STUCK {
-            let places = report.waiting.iter().take(MOST_TOLD).enumerate();
-            self.order.extend(places.map(|(number, work)| (work.place(gateway, number, made), work.prompt)));
+        for place in before.into_iter().flat_map(|known| known.places) {
+            self.order.remove(&place);
         }
+        if stuck < STUCK {
+            let waiting = || report.waiting.iter().take(MOST_TOLD).enumerate();
+            known.places = waiting().map(|(number, work)| work.place(gateway, number, made)).collect();
+            self.order.extend(known.places.iter().copied().zip(waiting().map(|(_, work)| work.prompt)));
+        }
+        self.gateways.insert(gateway, known);
         self.sum();
         went - assumed
     }
@@ -152,8 +162,15 @@ impl OtherQueues {
     }
 
     fn sum(&mut self) {
-        self.prefill = self.gateways.values().map(|known| known.prefill.saturating_add(known.assumed.1)).sum();
-        self.assumed = self.gateways.values().map(|known| known.assumed.0).sum();
+        let all = || self.gateways.values();
+        self.prefill = all().map(|known| known.prefill.saturating_add(known.assumed.1)).fold(0, u64::saturating_add);
+        self.assumed = all().map(|known| known.assumed.0).sum();
+    }
+
+    /// Their waiting requests, as they tell. `None` if none is heard of.
+    pub fn depth(&self, at: Tick) -> Option<u64> {
+        let depths = self.gateways.values().filter(|known| known.until > at).map(|known| known.depth);
+        depths.reduce(u64::saturating_add)
     }
 
     /// Prompt tokens that others have in prefill.
@@ -173,7 +190,8 @@ impl OtherQueues {
 
     /// Whether a request of this band waits anywhere.
     pub fn any_in(&self, band: usize) -> bool {
-        self.order.keys().any(|place| place.band == band)
+        let first = OtherPlace { band, is_late: false, due: QueueKey::By(Tick::ZERO), gateway: 0, number: 0 };
+        self.order.range(first..).next().is_some_and(|(place, _)| place.band == band)
     }
 
     /// Assumes that a request was dispatched: it counts as this much in prefill, and took this from the bucket.
@@ -182,8 +200,9 @@ impl OtherQueues {
         if let Some(known) = self.gateways.get_mut(&place.gateway) {
             let (requests, tokens, all) = &mut known.assumed;
             (*requests, *tokens, *all) = (*requests + 1, tokens.saturating_add(prefill), *all + taken);
+            self.prefill = self.prefill.saturating_add(prefill);
+            self.assumed += 1;
         }
-        self.sum();
     }
 }
 
@@ -215,7 +234,8 @@ impl WaitingWork {
 #[cfg(test)]
 mod tests {
     use crate::admit::queue::{
-        Deadline, LimitState, PrefillBudget, QueueReport, QueueRequest, QueueSettings, Scheduler, WhenHopeless,
+        Deadline, LimitState, MOST_TOLD, PrefillBudget, QueueReport, QueueRequest, QueueSettings, Scheduler,
+        WhenHopeless,
     };
     use crate::types::{PrefillPace, Priority, TenantId, Tick, Tokens};
 
@@ -242,6 +262,48 @@ mod tests {
         let _nobody_waits = scheduler.set_prefilling_engines(1, ms(0));
         let _nobody_waits = scheduler.set_seats(seats, ms(0));
         scheduler
+    }
+
+    #[test]
+    fn a_report_tells_the_heads_of_the_queue_in_its_order() {
+        const PRIORITIES: [Priority; 3] = [Priority::Batch, Priority::High, Priority::Normal];
+        let mut queue = gateway(PrefillBudget::NoLimit, 0);
+        let mut expected = Vec::new();
+        for number in 0..300_u64 {
+            // Arrivals in another order than the tickets, of tenants with few and with many requests.
+            let (arrival, priority) = (ms(number * 7919 % 300), PRIORITIES[(number % 3) as usize]);
+            let tenant = TenantId::from(format!("tenant-{}", number * number % 50));
+            let request = QueueRequest { tenant, ..request(priority, 100, arrival) };
+            let (ticket, _waits) = queue.offer(&request, ms(300));
+            expected.push((priority, arrival, ticket));
+        }
+        expected.sort_unstable_by_key(|(priority, arrival, ticket)| (*priority as u8, *arrival, *ticket));
+        let report = queue.report(ms(300));
+        let told: Vec<(u8, i64)> = report.waiting.iter().map(|work| (work.band, work.due)).collect();
+        let due = |arrival: Tick| 5_000_000 - i64::try_from(ms(300).since(arrival).as_micros()).unwrap();
+        let heads = expected.iter().take(MOST_TOLD).map(|(priority, arrival, _)| (*priority as u8, due(*arrival)));
+        assert_eq!((told, report.depth), (heads.collect(), 300));
+    }
+
+    #[test]
+    fn a_tenant_that_was_served_more_is_told_behind_the_others() {
+        let quantum = Tokens(1000);
+        let mut queue =
+            Scheduler::new(QueueSettings { quantum, reading: PrefillBudget::NoLimit, ..QueueSettings::default() });
+        let _nobody_waits = queue.set_seats(1, ms(0));
+        let of = |tenant: &str, prompt, at| QueueRequest {
+            tenant: TenantId::from(tenant),
+            ..request(Priority::High, prompt, at)
+        };
+        let (greedy, _runs) = queue.offer(&of("greedy", 5000, ms(0)), ms(0));
+        // The modest tenant waits first, because a tenant that waits alone is the least-served one.
+        let _waits = [("modest", 2), ("greedy", 1), ("greedy", 3), ("modest", 4)]
+            .map(|(tenant, prompt)| queue.offer(&of(tenant, prompt, ms(prompt)), ms(9)));
+        let prompts =
+            |queue: &Scheduler| queue.report(ms(9)).waiting.iter().map(|work| work.prompt).collect::<Vec<_>>();
+        assert_eq!(prompts(&queue), [2, 4, 1, 3]);
+        let _next = queue.release(greedy, Tokens(5000), ms(9));
+        assert_eq!(prompts(&queue), [4, 1, 3]);
     }
 
     const PACE: PrefillPace =

@@ -61,6 +61,11 @@ impl PriorityBand {
         self.hopeful.first().or_else(|| self.late.first())
     }
 
+    /// Its requests in order, see [`FairQueue::in_order`].
+    pub fn in_order(&self) -> impl Iterator<Item = QueuePosition> + '_ {
+        self.hopeful.in_order().chain(self.late.in_order())
+    }
+
     /// The tenant's last request with this key, in either queue.
     pub fn last_due(&self, tenant: &TenantId, due: QueueKey) -> Option<Ticket> {
         self.hopeful.last_due(tenant, due).max(self.late.last_due(tenant, due))

@@ -73,8 +73,8 @@ impl GatewayExchange {
         }
     }
 
-    /// Tells the others, and hears them. `None` while the store is away.
-    pub async fn exchange(&mut self, record: String) -> Option<Heard> {
+    /// Tells the others, and hears them. `None` while the store is away; no record is made then.
+    pub async fn exchange(&mut self, record: impl FnOnce() -> String) -> Option<Heard> {
         let began = self.clock.now();
         if let Some(trial) = self.breaker.trial_at() {
             if trial > began {
@@ -82,7 +82,7 @@ impl GatewayExchange {
             }
             self.breaker.trial_begins();
         }
-        let record = if record.len() > LONGEST_RECORD { String::new() } else { record };
+        let record = Some(record()).filter(|record| record.len() <= LONGEST_RECORD).unwrap_or_default();
         let result = self.call(record).await;
         let at = self.clock.now();
         if self.breaker.is_closed() {
