@@ -667,10 +667,7 @@ impl Engine {
                 self.cool_until = self.cool_until.max(at + *length);
                 true
             }
-            EngineEffect::Well(_) => {
-                self.answered.note(tenant, at);
-                self.breaker.well()
-            }
+            EngineEffect::Well(_) => self.well(tenant, at),
             EngineEffect::InjectionAccepted(_) => {
                 self.injection_accepted = Some(at);
                 false
@@ -680,6 +677,12 @@ impl Engine {
                 false
             }
         }
+    }
+
+    /// It served a tenant's request. Whether its key changed.
+    pub fn well(&mut self, tenant: TenantKey, at: Tick) -> bool {
+        self.answered.note(tenant, at);
+        self.breaker.well()
     }
 
     pub fn mark_compressed(&mut self) {

@@ -297,7 +297,10 @@ impl Fleet {
     /// The same with the pool at hand.
     pub fn succeeded_in(&self, live_pool: &Pool, attempts: &mut Attempts, injection: Injection, at: Tick) {
         let tenant = attempts.tenant();
-        self.apply_in(live_pool, attempts.succeeded(injection), tenant, at);
+        match attempts.succeeds_plainly(injection) {
+            Some(engine) => live_pool.inner.lock().well(engine, tenant, at),
+            None => self.apply_in(live_pool, attempts.succeeded(injection), tenant, at),
+        }
     }
 
     /// The request ended without a further attempt: held-back effects are applied.

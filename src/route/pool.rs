@@ -786,6 +786,14 @@ impl PoolInner {
         self.refresh_load(place);
     }
 
+    /// An engine served a tenant's request.
+    pub fn well(&mut self, id: &EngineId, tenant: TenantKey, at: Tick) {
+        let Some(&place) = self.places.get(id) else { return };
+        if self.engines[place].as_mut().is_some_and(|engine| engine.well(tenant, at)) {
+            self.refresh_key(place, at);
+        }
+    }
+
     pub fn apply(&mut self, effect: &EngineEffect, tenant: TenantKey, at: Tick) {
         let id = match effect {
             EngineEffect::FaultElsewhere(..) => return,

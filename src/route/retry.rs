@@ -375,6 +375,12 @@ impl Attempts {
         self.stage = RetryStage::Flowing;
     }
 
+    /// The current engine, if its success has no effect but on its health, as is the rule.
+    pub fn succeeds_plainly(&self, injection: Injection) -> Option<&EngineId> {
+        let is_plain = injection == Injection::None && !self.without_injection && self.provisional.is_none();
+        self.engine().filter(|_| is_plain)
+    }
+
     /// The current attempt succeeded: a 2xx with its first token, or with a complete head if the response is not
     /// a stream.
     #[must_use = "effects are to be applied"]
