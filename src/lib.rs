@@ -47,7 +47,8 @@
 //!
 //! A room may use the rooms of lower layers, and shell rooms do not use each other. Pure rooms use no sockets,
 //! runtime, files, environment, randomness or clock: these are arguments. Rooms do not use `config`; each owns
-//! its settings type, and `config` builds it. `tests/architecture.rs` enforces the layers.
+//! its settings type, and `config` builds it. Files of a room do not use each other in a circle. `tests/architecture.rs`
+//! enforces both.
 //!
 //! # Glossary
 //!

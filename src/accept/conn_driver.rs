@@ -27,24 +27,24 @@ pub(super) trait ConnDriver {
 
 /// Drives a phase together with the deadlines. `None`: the connection is cut.
 pub(super) async fn drive<T: ConnDriver>(
-    talk: &mut T,
-    minder: &mut DeadlineWatch,
+    phase: &mut T,
+    deadlines: &mut DeadlineWatch,
     mut alarm: Pin<&mut Sleep>,
 ) -> Option<T::End> {
     std::future::poll_fn(|cx| {
-        minder.peer.driven_by(cx.waker());
-        let mut wish = minder.hear(cx);
+        deadlines.peer.driven_by(cx.waker());
+        let mut command = deadlines.drain_command(cx);
         loop {
-            match wish {
+            match command {
                 ConnCommand::GoOn => {}
-                ConnCommand::Finish => talk.finish(),
+                ConnCommand::Finish => phase.finish(),
                 ConnCommand::Cut => return Poll::Ready(None),
             }
-            if let Poll::Ready(end) = talk.poll(cx) {
+            if let Poll::Ready(end) = phase.poll(cx) {
                 return Poll::Ready(Some(end));
             }
-            wish = minder.watch(alarm.as_mut(), cx);
-            if wish == ConnCommand::GoOn {
+            command = deadlines.deadline_command(alarm.as_mut(), cx);
+            if command == ConnCommand::GoOn {
                 return Poll::Pending;
             }
         }
@@ -78,9 +78,9 @@ pub(super) struct DeadlineWatch {
 
 impl DeadlineWatch {
     /// Time for an idle connection to finish.
-    const GOODBYE: Duration = Duration::from_secs(3);
+    const FINISH_TIMEOUT: Duration = Duration::from_secs(3);
     /// The same if a new connection waits for its slot.
-    const SHORT_GOODBYE: Duration = Duration::from_millis(250);
+    const SHORT_FINISH_TIMEOUT: Duration = Duration::from_millis(250);
 
     pub(super) fn new(
         peer: Arc<ConnState>,
@@ -97,8 +97,8 @@ impl DeadlineWatch {
     }
 
     /// Effect of the drain phase on this connection.
-    fn hear(&mut self, cx: &mut Context<'_>) -> ConnCommand {
-        let mut wish = ConnCommand::GoOn;
+    fn drain_command(&mut self, cx: &mut Context<'_>) -> ConnCommand {
+        let mut command = ConnCommand::GoOn;
         while let Some(phase) = self.drain_watch.poll_phase(cx) {
             if phase >= DrainPhase::Over {
                 self.peer.side.end_drain();
@@ -108,19 +108,19 @@ impl DeadlineWatch {
                 return ConnCommand::Cut;
             }
             if phase >= DrainPhase::Draining {
-                wish = ConnCommand::Finish;
+                command = ConnCommand::Finish;
             }
         }
-        wish
+        command
     }
 
     /// Checks the time limits.
-    fn watch(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> ConnCommand {
+    fn deadline_command(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> ConnCommand {
         loop {
             let due = self.peer.due(self.header_timeout, self.idle_timeout);
             match due {
                 ConnDeadline::Idle(_) if self.finish_by.is_none() && self.connections.wants_to_end(&self.peer) => {
-                    self.finish_by = Some(self.peer.clock.now() + Self::SHORT_GOODBYE);
+                    self.finish_by = Some(self.peer.clock.now() + Self::SHORT_FINISH_TIMEOUT);
                     return ConnCommand::Finish;
                 }
                 ConnDeadline::Idle(_) => {}
@@ -132,16 +132,16 @@ impl DeadlineWatch {
                 (_, Some(by)) => by,
                 (ConnDeadline::Head(at) | ConnDeadline::Idle(at), None) => at,
             };
-            let mut rings = alarm.is_elapsed();
+            let mut has_fired = alarm.is_elapsed();
             if self.armed.is_none_or(|armed| armed > deadline) {
                 alarm.as_mut().reset(self.peer.clock.instant(deadline));
                 self.armed = Some(deadline);
                 // Registers the waker: a connection is driven by one task. Unconstrained, because a task that has used
                 // up its cooperative budget would get `Pending` from a timer that
                 // fired.
-                rings = Pin::new(&mut unconstrained(alarm.as_mut())).poll(cx).is_ready();
+                has_fired = Pin::new(&mut unconstrained(alarm.as_mut())).poll(cx).is_ready();
             }
-            if !rings {
+            if !has_fired {
                 return ConnCommand::GoOn;
             }
             self.armed = None;
@@ -149,7 +149,7 @@ impl DeadlineWatch {
             match due {
                 _ if deadline > now => {}
                 ConnDeadline::Idle(_) if self.finish_by.is_none() => {
-                    self.finish_by = Some(now + Self::GOODBYE);
+                    self.finish_by = Some(now + Self::FINISH_TIMEOUT);
                     return ConnCommand::Finish;
                 }
                 _ => return ConnCommand::Cut,

@@ -158,11 +158,11 @@ impl ConnectionServer {
         let Some(transport) = self.tls_handshake(socket, &peer, limits.header_timeout).await else { return };
         let agreed = transport.agreed();
         let streams = H2Executor::new(self.drain.clone(), limits.write_stall);
-        let reception = ConnService::new(service, Arc::clone(&peer), &streams, self.listener_stats.clone());
-        let mut minder =
+        let conn_service = ConnService::new(service, Arc::clone(&peer), &streams, self.listener_stats.clone());
+        let mut deadlines =
             DeadlineWatch::new(Arc::clone(&peer), &limits, Arc::clone(&self.connections), self.drain.drain_watch());
-        let mut alarm = pin!(minder.alarm());
-        let (version, io) = match drive(&mut DetectHttp::new(transport), &mut minder, alarm.as_mut()).await {
+        let mut alarm = pin!(deadlines.alarm());
+        let (version, io) = match drive(&mut DetectHttp::new(transport), &mut deadlines, alarm.as_mut()).await {
             Some(Ok(Some(found))) => found,
             _ => return,
         };
@@ -173,16 +173,16 @@ impl ConnectionServer {
         match version {
             HttpVersion::Http1 => {
                 let (dates, turnstile) = (Arc::clone(&self.dates), Arc::clone(&self.turnstile));
-                let mut talk = pin!(Http1::new(io, reception, &limits, dates, turnstile));
-                log_end(drive(&mut talk, &mut minder, alarm.as_mut()).await);
+                let mut driver = pin!(Http1::new(io, conn_service, &limits, dates, turnstile));
+                log_end(drive(&mut driver, &mut deadlines, alarm.as_mut()).await);
             }
             HttpVersion::Http2 => {
                 // Boxed because it is three times as large as HTTP/1's, and rarer.
-                let (pending, listener_stats) = (reception.pending_heads(), self.listener_stats.clone());
+                let (pending, listener_stats) = (conn_service.pending_heads(), self.listener_stats.clone());
                 let io = TokioIo::new(H2FrameWatch::new(io, pending.clone()));
-                let connection = http2(&limits, streams).serve_connection(io, reception);
-                let mut talk = Box::new(CountsRejectedHeads { connection, pending, listener_stats });
-                let ended = drive(&mut *talk, &mut minder, alarm.as_mut()).await;
+                let connection = http2(&limits, streams).serve_connection(io, conn_service);
+                let mut driver = Box::new(CountsRejectedHeads { connection, pending, listener_stats });
+                let ended = drive(&mut *driver, &mut deadlines, alarm.as_mut()).await;
                 if let Some(Err(error)) = &ended
                     && breaks_http2(error)
                 {

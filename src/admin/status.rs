@@ -98,7 +98,7 @@ pub struct PoolStatus {
     pub taken: u64,
     /// Requests that wait for a seat.
     pub waiting: u64,
-    /// Requests that wait for one at other gateways; absent if none is heard of.
+    /// Requests that wait for one at other gateways; absent without reports.
     pub waiting_elsewhere: Option<u64>,
     /// Its engines, by name, including those removed in the last ten minutes.
     pub engines: Vec<EngineStatus>,
@@ -117,7 +117,7 @@ pub struct EngineStatus {
     pub drained_for_seconds: Option<u64>,
     /// Requests of this gateway that it has.
     pub in_flight: u64,
-    /// Requests of other gateways that it has, as they tell; absent if none is heard of.
+    /// Requests of other gateways at it, by their reports; absent without any.
     pub elsewhere: Option<u64>,
     /// Its concurrency limit; absent without one.
     pub seats: Option<u64>,

@@ -108,7 +108,7 @@ pub struct QueueStats {
     pub waiting: usize,
     /// Most prompt tokens outstanding at one engine, if limited.
     pub reading: Option<Tokens>,
-    /// Requests that wait at other gateways, if any is heard of.
+    /// Requests that wait at other gateways, if any reports.
     pub elsewhere: Option<u64>,
 }
 

@@ -346,7 +346,7 @@ impl Scheduler {
         }
     }
 
-    /// Requests that wait at the other gateways, as they tell. `None` if none is heard of.
+    /// Requests that wait at the other gateways, by current reports. `None` without any.
     #[must_use]
     pub fn waiting_elsewhere(&self, at: Tick) -> Option<u64> {
         self.others.depth(at.max(self.now))

@@ -266,7 +266,7 @@ impl RedisLimiter {
         self.0.counters.read(unspent)
     }
 
-    /// This gateway's part in what the gateways tell each other; `None` if the settings say so.
+    /// This gateway's exchange of reports with the others; `None` if the settings disable it.
     #[must_use]
     pub fn exchange(&self) -> Option<GatewayExchange> {
         let inner = &self.0;
@@ -277,7 +277,7 @@ impl RedisLimiter {
         inner.settings.share_queues.then(|| GatewayExchange::new(settings, inner.clock, gateway, random, counters))
     }
 
-    /// Successful and failed calls of the exchange, and gateways heard of.
+    /// Successful and failed calls of the exchange, and the number of other gateways with a report.
     #[must_use]
     pub fn exchanged(&self) -> (u64, u64, u64) {
         self.0.exchange.read()

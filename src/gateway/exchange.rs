@@ -1,7 +1,7 @@
-//! What gateways before the same engines tell each other, through the store of shared limits.
+//! Exchange of reports between gateways before the same engines, through the store of shared limits.
 //!
-//! Off the data path: one task tells and hears several times a second. The rules of what follows from it are the
-//! scheduler's ([`queue::QueueReport`]) and the fleet's ([`EngineShare`]); here is the record that travels.
+//! Off the data path: one task sends and receives several times a second. The scheduler ([`queue::QueueReport`]) and
+//! the fleet ([`EngineShare`]) decide what follows from a report; this module has its format in the store.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -18,20 +18,20 @@ use crate::types::{EngineId, PoolId, PrefillPace, Tick, Tokens};
 
 /// Interval of exchanges.
 const EVERY: Duration = Duration::from_millis(50);
-/// How long a record counts from its making.
+/// Validity of a record from its creation.
 const COUNTS: Duration = Duration::from_millis(150);
 
-/// What one gateway tells.
+/// The report of one gateway.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 struct GatewayRecord {
-    /// Increases with each record, because one that stands in the store may be read twice.
+    /// Increases with each record, because a record may be read from the store twice.
     number: u64,
-    /// Fingerprint of the key of prompt hashes, if gateways have one in common.
+    /// Fingerprint of the key of prompt hashes, if gateways share one.
     hashes: Option<u64>,
     pools: Vec<PoolRecord>,
 }
 
-/// The same of one pool.
+/// The part of one pool.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 struct PoolRecord {
     pool: String,
@@ -47,7 +47,7 @@ struct PoolRecord {
     engines: Vec<EngineRecord>,
 }
 
-/// The same of one engine.
+/// The part of one engine.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 struct EngineRecord {
     engine: String,
@@ -60,12 +60,12 @@ struct EngineRecord {
     answers: Vec<AnswerRecord>,
 }
 
-/// What an answer teaches.
+/// A response as a latency sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct AnswerRecord {
     /// Prompt, prompt tokens ahead, expected output of others, requests.
     met: (u64, u64, u64, u32),
-    /// Microseconds.
+    /// Time to the first token, microseconds.
     ttft: Option<u64>,
     /// Tokens after the first, mean batch, prompt tokens computed meanwhile, microseconds of each.
     further: Option<(u64, f64, f64, u64)>,
@@ -82,7 +82,7 @@ impl AnswerRecord {
         }
     }
 
-    /// Numbers that no answer can have are left out.
+    /// The sample, without impossible numbers.
     fn answer(self) -> SeenAnswer {
         let (prompt, prefill, decode, batch) = self.met;
         let (prompt, prefill, decode) = (Tokens(prompt), Tokens(prefill), Tokens(decode));
@@ -100,7 +100,7 @@ impl AnswerRecord {
 }
 
 impl GatewayRecord {
-    /// Its text. Prompts and answers are left out where they make it too long, because loads and queues matter more.
+    /// Its text. Prompts and responses are omitted if they make it too long, because loads and queues matter more.
     fn text(mut self) -> String {
         let text = serde_json::to_string(&self).unwrap_or_default();
         if text.len() <= LONGEST_RECORD {
@@ -177,7 +177,7 @@ impl PoolRecord {
         }
     }
 
-    /// What it has at the engines; the prompts only where their hashes are by our key.
+    /// Its requests at the engines; prompts only if their hashes have the common key.
     fn shares(self, with_prompts: bool) -> Vec<EngineShare> {
         let share = |engine: EngineRecord| EngineShare {
             engine: EngineId::from(engine.engine),
@@ -210,8 +210,8 @@ struct Exchanged {
 }
 
 impl Gateway {
-    /// Tells the other gateways what this one has at the engines and in its queues, and hears them. Without a store,
-    /// or where the settings say so, it does nothing. Never ends.
+    /// Reports this gateway's requests at engines and in queues to the others, and applies their reports. Does
+    /// nothing without a store, or if the settings disable it. Never ends.
     pub async fn run_exchange(self) {
         let exchange = if let RateLimiter::Shared(store) = &self.limiter { store.exchange() } else { None };
         let Some(mut exchange) = exchange else { return std::future::pending().await };
@@ -244,8 +244,8 @@ impl Gateway {
         }
     }
 
-    /// Hashes prompts by the common key from now on, so that gateways can tell each other what engines have cached. A
-    /// journal's key goes first.
+    /// Hashes prompts with the common key from now on, so that gateways can report cached prompts to each other. A
+    /// journal's key takes precedence.
     fn share_hashes(&self, state: &mut Exchanged, common: u64) {
         let live = self.live.load();
         let journal = live.settings.journal.as_ref().and_then(|journal| journal.hash_key.as_ref());
@@ -258,7 +258,7 @@ impl Gateway {
         state.hashes = Some(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
     }
 
-    /// Takes what another gateway told.
+    /// Applies the report of another gateway.
     fn hear(&self, state: &mut Exchanged, heard: HeardRecord, at: Tick) {
         let Ok(record) = serde_json::from_str::<GatewayRecord>(&heard.record) else { return };
         let last = state.heard.insert(heard.gateway, record.number);
@@ -273,7 +273,7 @@ impl Gateway {
             let pool = PoolId::from(told.pool.as_str());
             let own: HashSet<EngineId> = self.fleet.engines(&pool).into_iter().map(|(engine, _)| engine).collect();
             let common = told.engines.iter().filter(|told| own.contains(&EngineId::from(told.engine.as_str()))).count();
-            // Elsewhere a pool may have the same name and other engines.
+            // Another gateway's pool may have the same name and other engines.
             if common == 0 || 2 * common < own.len() {
                 continue;
             }

@@ -18,7 +18,7 @@
 //!   |                 |   seat ------------- queue ---->| admit::queue         |
 //!   |                 |   send_with_retries:            |                      |
 //!   |                 |     choose engine ------------->| route                |
-//!   |                 |     Attempt::run -------------->| forward::open ------>|
+//!   |                 |     Attempt::run -------------->| forward::start ----->|
 //!   |                 |     hold until the first token  |<---- head, body -----|
 //!   |<-- Response ----|   RelayContext::relay           |                      |
 //!   |                                                   |                      |
@@ -28,8 +28,7 @@
 //!   |                 | completion: engine effects, settle, judge, record      |
 //! ```
 //!
-//! Control is inverted in four places, where a reader who follows the calls downwards loses the
-//! thread:
+//! Control is inverted in four places, which the calls downwards do not show:
 //!
 //! - **End of the body.** `serve` returns at the first token. From then on the client's connection
 //!   drives the request by polling the response body (`forward::Relay`, an `http_body::Body`), which

@@ -6,6 +6,8 @@
 //! white space that ends at its line end; a full parse would thus give the same names with these
 //! values. Values that frame the message or address it must be equal, except the length. Heads that
 //! do not match are parsed in full.
+//!
+//! About 6,000 -> 1,100 instructions per head (`docs/performance.md`).
 
 use std::mem;
 

@@ -89,6 +89,14 @@ impl Metrics {
         registry.register("slo", "Judged requests: met and missed, excluded ones left out", self.slo.clone());
         let own = registry.sub_registry_with_prefix("goodput");
         own.register("build", "The version that runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        self.register_outcomes(own);
+        self.register_handling(own);
+        self.register_times(own);
+        self.register_engines(own);
+        self.register_telemetry(own);
+    }
+
+    fn register_outcomes(&self, own: &mut Registry) {
         own.register(
             "requests_finished",
             "Accepted requests that ended, by outcome: met, missed or excluded",
@@ -124,6 +132,9 @@ impl Metrics {
             "Judged requests of a tenant; tenants beyond the first 200 are \"other\"",
             self.tenant_slo.clone(),
         );
+    }
+
+    fn register_handling(&self, own: &mut Registry) {
         own.register("tokens", "Tokens that engines computed: input by usage, else by the prompt estimate; output by usage, else by token events", self.tokens.clone());
         own.register("stalls", "Gaps between token events above the class's stall_seconds", self.stalls.clone());
         own.register(
@@ -162,6 +173,9 @@ impl Metrics {
             "Finished answers that were cut by an output-token cap which an overload level had lowered",
             self.capped.clone(),
         );
+    }
+
+    fn register_times(&self, own: &mut Registry) {
         own.register(
             "time_to_first_token_seconds",
             "From the request's start (its head's arrival, later by the client's own wait) to the last byte of the first token event on any channel, judged requests",
@@ -199,6 +213,9 @@ impl Metrics {
             "From the request head's arrival to the moment the client left before the answer was whole",
             self.cancel.clone(),
         );
+    }
+
+    fn register_engines(&self, own: &mut Registry) {
         own.register(
             "engine_slo_met",
             "Judged requests of the engine that were met, the engine of their last attempt (telemetry.series_by_engine)",
@@ -219,6 +236,9 @@ impl Metrics {
             "As goodput_time_per_output_token_seconds, by engine (telemetry.series_by_engine)",
             self.engine_tpot.clone(),
         );
+    }
+
+    fn register_telemetry(&self, own: &mut Registry) {
         own.register(
             "config_reloads",
             "Attempts to load settings, the one at the start included, by result: success or failure",

@@ -76,11 +76,11 @@ pub(super) struct Engine {
     cache: KvCacheLimit,
     /// Work done since it joined.
     pub counters: EngineCounters,
-    /// Requests of other gateways, as those tell.
+    /// Requests of other gateways, by their reports.
     other_gateways: OtherRequests,
-    /// Prompts and answers that the other gateways have not been told of.
+    /// Prompts and responses for the next report to the other gateways.
     pub untold: Untold,
-    /// Sequences of gateways that are not heard of, by the engine's report.
+    /// Sequences of gateways without reports, by the engine's metrics.
     unheard: f64,
     /// This gateway's part of the computed prompts.
     own_prompts: f64,
@@ -243,7 +243,7 @@ struct ReportedMetrics {
     until: Tick,
     /// This gateway's requests at that time.
     ours: f64,
-    /// Those of the gateways heard of.
+    /// Sequences of the gateways with reports.
     theirs: f64,
 }
 
@@ -380,7 +380,7 @@ impl Engine {
         LoadSnapshot { prompt: size.prefill, prefill, decode: self.outstanding.decode, batch }
     }
 
-    /// Other gateways that tell of their requests here.
+    /// Number of other gateways with reports of their requests here.
     pub fn gateways_heard(&self) -> usize {
         self.other_gateways.count()
     }
@@ -395,7 +395,7 @@ impl Engine {
         self.unheard + self.other_gateways.requests
     }
 
-    /// What this gateway has here, for the others.
+    /// This gateway's requests here, for its report.
     pub fn share_told(&mut self, at: Tick) -> EngineShare {
         self.backlog.pass(at);
         let (computed, answers) = self.untold.take();
@@ -511,12 +511,12 @@ impl Engine {
         step.map(|step| (step, speed.unwrap_or(1.0 / step.per_prompt_token.max(1e-7))))
     }
 
-    /// How slow it is among the engines of its pool; 1 is as the others.
+    /// Slowness relative to the engines of its pool; 1 is normal.
     pub fn compares(&mut self, slowness: f64) {
         self.has_changed |= slowness.to_bits() != std::mem::replace(&mut self.slowness, slowness).to_bits();
     }
 
-    /// Whether its limit or its load are others than its key says.
+    /// Whether its limit or load changed since its key was computed.
     pub fn needs_a_key(&self) -> bool {
         self.has_changed || self.warms_since.is_some()
     }

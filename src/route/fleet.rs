@@ -241,7 +241,7 @@ impl Fleet {
         self.live_pool(pool)?.inner.lock().update_pace(at)
     }
 
-    /// What this gateway has at the engines of a pool, for the other gateways before them.
+    /// This gateway's requests at the engines of a pool, for its report to the other gateways.
     #[must_use]
     pub fn shares(&self, pool: &PoolId, at: Tick) -> Vec<EngineShare> {
         self.live_pool(pool).map_or_else(Vec::new, |live_pool| live_pool.inner.lock().shares(at))

@@ -1,21 +1,21 @@
-//! Requests of the other gateways at an engine, as those tell.
+//! Requests of the other gateways at an engine, by their reports.
 //!
-//! What an engine reports of itself is seconds old and does not say whose it is. Gateways that hear of each other
-//! know both, and count the others' sequences and prompts in everything that follows from the load of an engine.
+//! An engine's own metrics are seconds old and do not separate the gateways. Gateways that exchange reports
+//! have both, and count the others' sequences and prompts in everything that depends on the load of an engine.
 
 use std::time::Duration;
 
 use super::latency::{DecodeSteps, LoadSnapshot};
 use crate::types::{EngineId, Tick, Tokens};
 
-/// What one gateway has at one engine.
+/// Requests of one gateway at one engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineShare {
     /// The engine.
     pub engine: EngineId,
     /// Its requests there.
     pub requests: u32,
-    /// Of these the ones with a first token.
+    /// Of these, requests with a first token.
     pub decoding: u32,
     /// Estimated prompt tokens still to be computed.
     pub prefill: f64,
@@ -23,14 +23,14 @@ pub struct EngineShare {
     pub prompts: f64,
     /// Prompts that the engine computed since the last report.
     pub computed: Vec<ComputedPrompt>,
-    /// Answers that ended since the last report.
+    /// Responses that ended since the last report.
     pub answers: Vec<SeenAnswer>,
 }
 
-/// What an answer teaches about its engine.
+/// A response as a sample of its engine's latency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SeenAnswer {
-    /// The conditions that its request met.
+    /// The load at dispatch.
     pub snapshot: LoadSnapshot,
     /// The time to its first token.
     pub ttft: Option<Duration>,
@@ -38,7 +38,7 @@ pub struct SeenAnswer {
     pub further: Option<(DecodeSteps, Duration)>,
 }
 
-/// Most answers that are kept for a report.
+/// Most responses in a report.
 const MOST_ANSWERS: usize = 64;
 
 /// A prompt that an engine has computed, and should now hold in its prefix cache.
@@ -50,10 +50,10 @@ pub struct ComputedPrompt {
     pub rest: Tokens,
 }
 
-/// Most blocks that are kept for a report.
+/// Most blocks in a report.
 const MOST_BLOCKS: usize = 1024;
 
-/// Computed prompts and answers that the next report tells.
+/// Computed prompts and responses for the next report.
 #[derive(Debug, Default)]
 pub(super) struct Untold {
     prompts: Vec<ComputedPrompt>,
@@ -62,7 +62,7 @@ pub(super) struct Untold {
 }
 
 impl Untold {
-    /// Keeps an answer, if there is room.
+    /// Keeps a response, if there is room.
     pub fn note_answer(&mut self, answer: SeenAnswer) {
         if self.answers.len() < MOST_ANSWERS {
             self.answers.push(answer);
@@ -77,7 +77,7 @@ impl Untold {
         }
     }
 
-    /// The prompts and answers since the last call.
+    /// The prompts and responses since the last call.
     pub fn take(&mut self) -> (Vec<ComputedPrompt>, Vec<SeenAnswer>) {
         self.blocks = 0;
         (std::mem::take(&mut self.prompts), std::mem::take(&mut self.answers))
@@ -88,7 +88,7 @@ impl Untold {
 #[derive(Clone, Debug, Default)]
 pub(super) struct OtherRequests {
     gateways: Vec<OtherShare>,
-    /// Sums over the gateways heard of.
+    /// Sums over the gateways with a current report.
     pub requests: f64,
     pub decoding: f64,
     pub prefill: f64,
@@ -104,26 +104,26 @@ struct OtherShare {
     prompts: f64,
 }
 
-/// Most gateways that are heard of.
+/// Most gateways whose reports are kept.
 const MOST_GATEWAYS: usize = 64;
 
 impl OtherRequests {
-    /// Whether any other gateway is heard of.
+    /// Whether another gateway has a current report.
     pub fn is_known(&self) -> bool {
         !self.gateways.is_empty()
     }
 
-    /// Their requests, as they tell. `None` if none is heard of.
+    /// Their requests by current reports. `None` without any.
     pub fn requests_at(&self, at: Tick) -> Option<f64> {
         self.gateways.iter().filter(|known| known.until > at).map(|known| known.requests).reduce(|a, b| a + b)
     }
 
-    /// Number of gateways heard of.
+    /// Number of gateways with a current report.
     pub fn count(&self) -> usize {
         self.gateways.len()
     }
 
-    /// Takes a report; returns the prompt tokens that the engine computed for that gateway since the one before.
+    /// Applies a report; returns the prompt tokens that the engine computed for that gateway since its previous one.
     pub fn heard(&mut self, gateway: u64, share: &EngineShare, until: Tick) -> f64 {
         let counted = |number: f64| if number.is_finite() { number.clamp(0.0, MOST_TOKENS) } else { 0.0 };
         let now = OtherShare {

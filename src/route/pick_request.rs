@@ -1,4 +1,4 @@
-//! What the choice of an engine needs to know of a request.
+//! Inputs of the choice of an engine: a request's work, targets and affinity.
 
 use std::time::Duration;
 

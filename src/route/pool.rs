@@ -76,7 +76,7 @@ pub(super) struct PoolInner {
     seats: u64,
     /// Seats lent by other gateways.
     lent: u64,
-    /// Whether other gateways are told of this pool.
+    /// Whether this pool is reported to other gateways.
     tells: bool,
     pub retired: Option<Tick>,
     pub engines: Vec<Option<Engine>>,
@@ -456,7 +456,7 @@ impl PoolInner {
             && let Some(engine) = self.engines[place].as_ref()
         {
             let load = match self.settings.balance {
-                // An only engine is compared with nobody.
+                // A single engine has no other to be compared with.
                 _ if self.engines.len() == 1 => key.load,
                 Balance::RoundRobin => engine.last_turn,
                 _ => engine.load_again(),
@@ -489,7 +489,7 @@ impl PoolInner {
     /// objective.
     pub fn update_pace(&mut self, at: Tick) -> Option<PrefillPace> {
         let target = self.step_budgets.least(at).or_else(|| self.targets.pace_at_first());
-        // One copy, because answers teach what stands behind the lock meanwhile.
+        // Copied once, because responses update the locked value meanwhile.
         let learned: Vec<_> = self.engines_here().map(|engine| engine.latency.lock().clone()).collect();
         let engines = self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none());
         let speeds =
@@ -825,13 +825,13 @@ impl PoolInner {
         if let Some(engine) = self.engines[place].as_mut() {
             engine.reported(report, until);
         }
-        // No other request may come that would apply what is due.
+        // Applied here, because no later request may come to do it.
         self.wake(at);
         self.wakes.push(Reverse((until, place)));
         self.refresh_key(place, at);
     }
 
-    /// What this gateway has at the engines, for the others.
+    /// This gateway's requests at the engines, for its report.
     pub fn shares(&mut self, at: Tick) -> Vec<EngineShare> {
         self.tells = true;
         self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none()).map(|it| it.share_told(at)).collect()
@@ -853,7 +853,7 @@ impl PoolInner {
         }
     }
 
-    /// Keeps an answer for the other gateways, so that each learns from all.
+    /// Keeps a response for the next report, so that each gateway learns from all.
     pub fn note_answer(
         &mut self,
         place: usize,
@@ -869,7 +869,7 @@ impl PoolInner {
         }
     }
 
-    /// Learns from answers that other gateways had.
+    /// Learns from responses of other gateways.
     fn learn_from_others(&mut self, place: usize, answers: &[SeenAnswer], at: Tick) {
         let Some(engine) = self.engines[place].as_ref() else { return };
         let mut latency = engine.latency.lock();

@@ -45,7 +45,7 @@ pub struct EngineView {
     pub waiting: Option<f64>,
     /// Requests running in the engine, by its report.
     pub running: Option<f64>,
-    /// Requests of other gateways at it, if any tells of them.
+    /// Requests of other gateways at it, if any reports.
     pub elsewhere: Option<f64>,
     /// Used share of its KV cache, by its report.
     pub kv_usage: Option<f64>,

@@ -1,7 +1,7 @@
 //! A fair queue: the smallest key among the tenants that were served least.
 //!
 //! Each tenant has a count of served tokens. A tenant that starts to wait is raised to the `floor`, the
-//! count of the least-served waiting tenant, so that nobody accumulates credit while absent, and unused
+//! count of the least-served waiting tenant, so that no tenant accumulates credit while absent, and unused
 //! capacity is not held against a tenant that used it. The floor therefore never falls, a tenant stops
 //! being eligible only by being served, and every operation is amortised O(log n).
 

@@ -1,12 +1,12 @@
 //! Queues of the other gateways before the same engines: one order over all of them, without a common queue.
 //!
-//! Every gateway tells the others several times a second what it has at the engines and the head of its queue
-//! ([`QueueReport`]). Each one then schedules as if it had all of that: the prompts of others fill the same
-//! bucket, and a request of its own runs only after those of others that the order puts before it. A request of
+//! Every gateway reports its requests at the engines and the head of its queue to the others several times a
+//! second ([`QueueReport`]). Each one then schedules as if all requests were its own: the prompts of others drain
+//! the same bucket, and a request runs only after those of others that precede it in the order. A request of
 //! another gateway that would be next is assumed to run there, because that gateway decides in the same way: it
 //! is counted at once, and the next report corrects the count.
 //!
-//! A report is used until its time is over. Without any the gateway is on its own.
+//! A report is used until it expires. Without reports a gateway schedules its own requests only.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::types::{PrefillPace, Tick};
 
 /// Most waiting requests in a report: more than are dispatched between two reports.
 pub const MOST_TOLD: usize = 32;
-/// Most gateways that are heard of.
+/// Most gateways whose reports are kept.
 const MOST_GATEWAYS: usize = 64;
 /// Reports in a row without a dispatch, where one was expected, until a gateway's queue is no longer waited for.
 const STUCK: u32 = 10;
 
-/// What one gateway tells of its queue before a pool.
+/// The report of one gateway on its queue before a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QueueReport {
     /// Prompt tokens of requests that have a seat and no first token.
@@ -103,15 +103,15 @@ struct OtherQueue {
 }
 
 impl OtherQueues {
-    /// Takes a report made at `made` on this gateway's clock. Returns the prompt tokens that went out beyond those
-    /// assumed; negative if fewer did.
+    /// Applies a report made at `made` on this gateway's clock. Returns the prompt tokens dispatched beyond those
+    /// assumed; negative if fewer were.
     pub fn heard(&mut self, gateway: u64, report: &QueueReport, made: Tick, until: Tick) -> f64 {
         let before = self.gateways.remove(&gateway);
         if before.is_none() && self.gateways.len() >= MOST_GATEWAYS {
             return 0.0;
         }
         let assumed = before.as_ref().map_or(0.0, |known| known.assumed.2);
-        // A gateway that is new, or begins anew, says nothing of the time before.
+        // The first report of a gateway, also after its restart, has no previous one to be compared with.
         let went = before.as_ref().map_or(0.0, |known| report.dispatched - known.dispatched);
         let went = if went.is_finite() { went.max(-report.dispatched.abs()) } else { 0.0 };
         let stuck = match before.as_ref().filter(|known| known.admitted == report.admitted) {
@@ -143,7 +143,7 @@ impl OtherQueues {
         went - assumed
     }
 
-    /// Forgets reports whose time is over.
+    /// Drops expired reports.
     pub fn expire(&mut self, at: Tick) {
         if self.gateways.values().all(|known| known.until > at) {
             return;
@@ -153,8 +153,8 @@ impl OtherQueues {
         self.sum();
     }
 
-    /// The mean pace of this gateway and the others. Each learns from its own answers alone, and paces that differ
-    /// would fill buckets that differ: the one with the fastest would never wait, and the others always.
+    /// The mean pace of this gateway and the others. Each learns from its own responses alone, and with
+    /// different paces the gateway with the fastest would never wait, and the others always.
     pub fn mean_pace(&self, own: Option<PrefillPace>) -> Option<PrefillPace> {
         let all = own.into_iter().chain(self.gateways.values().filter_map(|known| known.pace));
         let (count, sum) = all.fold((0.0, PrefillPace::default()), |(count, sum), pace| (count + 1.0, sum.plus(&pace)));
@@ -167,13 +167,13 @@ impl OtherQueues {
         self.assumed = all().map(|known| known.assumed.0).sum();
     }
 
-    /// Their waiting requests, as they tell. `None` if none is heard of.
+    /// Their waiting requests by current reports. `None` without any.
     pub fn depth(&self, at: Tick) -> Option<u64> {
         let depths = self.gateways.values().filter(|known| known.until > at).map(|known| known.depth);
         depths.reduce(u64::saturating_add)
     }
 
-    /// Prompt tokens that others have in prefill.
+    /// Prompt tokens of others in prefill.
     pub fn prefill(&self) -> u64 {
         self.prefill
     }
@@ -188,7 +188,7 @@ impl OtherQueues {
         self.order.iter().map(|(place, prompt)| (place, *prompt))
     }
 
-    /// Whether a request of this band waits anywhere.
+    /// Whether a request of this band waits at any gateway.
     pub fn any_in(&self, band: usize) -> bool {
         let first = OtherPlace { band, is_late: false, due: QueueKey::By(Tick::ZERO), gateway: 0, number: 0 };
         self.order.range(first..).next().is_some_and(|(place, _)| place.band == band)
@@ -207,7 +207,7 @@ impl OtherQueues {
 }
 
 impl WaitingWork {
-    /// A waiting request as told at this moment.
+    /// A waiting request as reported at this moment.
     pub(super) fn told(band: usize, line: Feasibility, due: QueueKey, prompt: u64, at: Tick) -> WaitingWork {
         let (QueueKey::By(moment) | QueueKey::Whenever(moment)) = due;
         let micros = |nanos: u64| i64::try_from(nanos / 1000).unwrap_or(i64::MAX);
@@ -317,7 +317,7 @@ mod tests {
         let _none = ours.heard(2, &theirs.report(ms(10)), ms(10), ms(160), ms(20));
         assert!(ours.set_seats(1, ms(30)).admitted.is_empty(), "the one seat is assumed to be the chat's");
         assert_eq!(theirs.set_seats(1, ms(30)).admitted, [chat]);
-        // The next report tells that no chat waits; the caller counts the seat that it has.
+        // The next report has no waiting chat; the caller counts its seat.
         let freed = ours.heard(2, &theirs.report(ms(60)), ms(60), ms(210), ms(70));
         assert_eq!(freed.admitted, [batch]);
     }

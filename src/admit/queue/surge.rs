@@ -1,22 +1,22 @@
-//! Usual demand of tenants: a tenant that suddenly asks for much more queues behind the others.
+//! Usual demand of tenants: a tenant whose demand rises suddenly queues behind the others.
 //!
 //! A tenant's usual rate, in expected tokens per second and per priority, is an exponential mean over
-//! [`MEMORY`]. A tenant is not restricted while it asks for less than [`SUDDEN`] times as much, or for more
-//! in a burst (a token bucket): restricting every tenant to 1.2 times its usual rate at any time cost
-//! tenants without a flood up to three promises in a hundred. A tenant that empties the bucket *floods*
+//! [`MEMORY`]. A tenant is not restricted while it demands less than [`SUDDEN`] times as much, or more
+//! in a burst (a token bucket): a limit of 1.2 times the usual rate at any time cost
+//! tenants without a flood up to 3 points of attainment. A tenant that empties the bucket *floods*
 //! until it has refilled by a third: then [`GROWTH`] times its usual rate is served normally, and the rest
-//! behind all others while there is room. A flood, however well its single requests could be met, thus
-//! takes from others only what they leave.
+//! behind all others while there is room. A flood thus uses only capacity that
+//! others leave, however well its single requests could be met.
 //!
-//! What it had beyond its usual rate before it was detected is an advance: its tenant is served behind all
-//! others until its usual rate has made up for it. Others with time, such as batch, thus get back what a flood
-//! took from them, and detection may be slow enough to leave ordinary bursts alone. With a bucket half as deep
-//! and nothing paid back, bursts of a mix without floods cost 3 % of its goodput at load 0.8, and a threefold
+//! Service beyond the usual rate before the detection is an advance: its tenant is served behind all
+//! others until its usual rate has repaid it. Others with time, such as batch, thus recover what a flood
+//! took from them, and detection may be slow enough to spare ordinary bursts. With a bucket half as deep
+//! and no repayment, bursts of a mix without floods cost 3 % of its goodput at load 0.8, and a threefold
 //! flood cost one tenant 13 points.
 //!
-//! It also changes the usual rate only slowly: the rate of a tenant that keeps asking for more grows by its
-//! entitlement, twofold in 70 minutes, also before the flood is detected. If the other tenants together
-//! ask for more than usual, it may grow as much.
+//! It also changes the usual rate only slowly: the rate of a tenant whose demand stays higher grows by its
+//! entitlement, twofold in 70 minutes, also before the flood is detected. If the demand of the other tenants
+//! together grows, it may grow as much.
 //!
 //! No tenant is restricted in the first half minute, while no usual rate is known, or where there are no
 //! others to protect. An unknown tenant starts with a small part of the total.
@@ -58,7 +58,7 @@ const BY_THEMSELVES: f64 = 1.4;
 const MOST_GROWTH: f64 = 10.0;
 /// Time before any rate is usual.
 const LEARNING: Duration = Duration::from_secs(30);
-/// Part of the total that the others must ask for to be protected.
+/// Part of the total demand from which others are protected.
 const OTHERS: f64 = 0.05;
 /// Most tenants tracked; further ones are treated as new.
 const TENANTS: usize = 8192;
@@ -86,7 +86,7 @@ struct PriorityUsage {
     /// Tokens left before a flood is detected; negative by the excess.
     credit: f64,
     floods: bool,
-    /// During a flood: tokens still served normally; negative while its advance is made up for.
+    /// During a flood: tokens still served normally; negative until the advance is repaid.
     held: f64,
     /// Tokens served normally beyond the usual rate.
     advance: f64,

@@ -88,7 +88,7 @@ impl RedisConnection {
         call.read(&numbers).ok_or_else(|| CallError::Nonsense("numbers that cannot be".to_owned()))
     }
 
-    /// Tells the other gateways, and hears them.
+    /// Sends this gateway's report and receives those of the others.
     ///
     /// # Errors
     /// [`CallError`].
@@ -109,7 +109,7 @@ impl RedisConnection {
     }
 }
 
-/// Reads what the script returns. A record of an unknown form is left out.
+/// Parses the script's result. A record of an unknown form is skipped.
 fn heard(parts: Vec<Vec<u8>>) -> Option<Heard> {
     let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().map(ToOwned::to_owned);
     let mut parts = parts.into_iter();

@@ -1,5 +1,5 @@
--- What each gateway tells the others. One hash, a field for each gateway: its time by this server in us, and
--- its record.
+-- The reports of all gateways. One hash with a field per gateway: the time of its report by this server in us, and
+-- the record.
 --
 -- KEYS[1]  the hash; its field `key` is a random number, the same for all while the hash lives
 -- ARGV     gateway, record (empty: none), life in us, a random number

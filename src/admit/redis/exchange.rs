@@ -1,7 +1,7 @@
-//! What gateways tell each other through the store: one call, several times a second, beside the requests.
+//! Exchange of reports between gateways through the store: one call, several times a second, off the data path.
 //!
-//! The content is the caller's. A store that fails is left alone for a while, as by the limits; what was heard
-//! before loses its worth by itself.
+//! The content of a report is the caller's. A failing store is not called for a while, as with the limits; reports
+//! received before expire.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ pub struct ExchangeCounters {
 }
 
 impl ExchangeCounters {
-    /// Successful calls, failed calls, and other gateways heard of in the last one.
+    /// Successful calls, failed calls, and the number of other gateways in the last result.
     #[must_use]
     pub fn read(&self) -> (u64, u64, u64) {
         let [told, failed, gateways] =
@@ -37,7 +37,7 @@ impl ExchangeCounters {
     }
 }
 
-/// This gateway's part in the exchange.
+/// The exchange of this gateway.
 #[derive(Debug)]
 pub struct GatewayExchange {
     clock: Clock,
@@ -127,7 +127,7 @@ impl GatewayExchange {
     fn failed(&mut self, failure: &CallError) {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
         self.counters.gateways.store(0, Ordering::Relaxed);
-        // A refused command leaves the connection as it is.
+        // The connection is still usable after a rejected command.
         if !matches!(failure, CallError::Error(_) | CallError::Nonsense(_)) {
             self.connection = None;
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest record that is sent or taken.
+/// Longest record that is sent or accepted.
 pub const LONGEST_RECORD: usize = 256 * 1024;
 
 /// The script of a call.
@@ -12,15 +12,15 @@ pub(super) const EXCHANGE_SCRIPT: &str = include_str!("exchange.lua");
 /// One call.
 #[derive(Clone, Debug)]
 pub(super) struct ExchangeCall {
-    /// The hash.
+    /// Key of the hash in the store.
     pub key: Arc<str>,
-    /// This gateway.
+    /// Name of this gateway.
     pub gateway: Arc<str>,
-    /// What it tells.
+    /// Its report.
     pub record: String,
     /// Microseconds after which records are removed.
     pub life: u64,
-    /// The common random number, if there is none yet.
+    /// The common random number, unless the store has one.
     pub random: u64,
 }
 
@@ -29,17 +29,17 @@ pub(super) struct ExchangeCall {
 pub struct Heard {
     /// A random number that all gateways of the store share.
     pub common: u64,
-    /// What the others told.
+    /// Reports of the other gateways.
     pub records: Vec<HeardRecord>,
 }
 
-/// What another gateway told.
+/// Report of another gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeardRecord {
     /// Its number.
     pub gateway: u64,
-    /// How long ago, by the store's clock.
+    /// Its age by the store's clock.
     pub age: Duration,
-    /// What.
+    /// Its content.
     pub record: String,
 }

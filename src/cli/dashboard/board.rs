@@ -258,105 +258,109 @@ fn where_time_goes() -> Section {
 }
 
 fn pools() -> Section {
+    let mut panels = vec![
+        BoardPanel::new(
+            "Seats",
+            "short",
+            "Seats that there are, and those taken, summed over gateways. Pools with a limit.",
+            vec![
+                query("sum by (pool) (goodput_seats_taken{pool=~\"$pool\"})", "{{pool}} taken"),
+                query("sum by (pool) (goodput_seats{pool=~\"$pool\"})", "{{pool}} seats"),
+            ],
+        ),
+        BoardPanel::new(
+            "Queue of the gateway",
+            "short",
+            "Requests that wait for a seat of the pool.",
+            vec![query("sum by (pool) (goodput_queue_depth{pool=~\"$pool\"})", "{{pool}}")],
+        ),
+        BoardPanel::new(
+            "Engines that take requests",
+            "short",
+            "Up, and how many there are; drained ones are those that an operator took out.",
+            vec![
+                query("sum by (pool) (max by (pool, engine) (goodput_engine_up{pool=~\"$pool\"}))", "{{pool}} up"),
+                query("count by (pool) (max by (pool, engine) (goodput_engine_up{pool=~\"$pool\"}))", "{{pool}} all"),
+                query(
+                    "sum by (pool) (max by (pool, engine) (goodput_engine_drained{pool=~\"$pool\"}))",
+                    "{{pool}} drained",
+                ),
+            ],
+        ),
+    ];
+    panels.extend(engines());
+    panels.extend([
+        BoardPanel::new(
+            "Retries",
+            "reqps",
+            "Further attempts, by what made them necessary.",
+            vec![query("sum by (reason) (rate(goodput_retries_total[$__rate_interval]))", "{{reason}}")],
+        )
+        .draws(Draws::Stack)
+        .width(12),
+        BoardPanel::new(
+            "Error of predictions",
+            "percentunit",
+            "How far predictions of an engine's latency were off lately, as a share of what was seen.",
+            vec![query(
+                "max by (pool, engine, quantity) (goodput_prediction_error_ratio{pool=~\"$pool\"})",
+                "{{pool}} {{engine}} {{quantity}}",
+            )],
+        )
+        .width(12),
+    ]);
+    Section { title: "Pools and engines", panels }
+}
+
+/// The panels of single engines.
+fn engines() -> [BoardPanel; 6] {
     let by_engine = |name: &str| format!("max by (pool, engine) ({name}{{pool=~\"$pool\"}})");
     let engine_quantile = "histogram_quantile(0.95, sum by (pool, engine, le) (rate(goodput_engine_time_to_first_token_seconds_bucket{pool=~\"$pool\"}[$__rate_interval]))) \
          and on (pool, engine) (sum by (pool, engine) (rate(goodput_engine_time_to_first_token_seconds_count{pool=~\"$pool\"}[$__rate_interval])) > 0)";
-    Section {
-        title: "Pools and engines",
-        panels: vec![
-            BoardPanel::new(
-                "Seats",
-                "short",
-                "Seats that there are, and those taken, summed over gateways. Pools with a limit.",
-                vec![
-                    query("sum by (pool) (goodput_seats_taken{pool=~\"$pool\"})", "{{pool}} taken"),
-                    query("sum by (pool) (goodput_seats{pool=~\"$pool\"})", "{{pool}} seats"),
-                ],
-            ),
-            BoardPanel::new(
-                "Queue of the gateway",
-                "short",
-                "Requests that wait for a seat of the pool.",
-                vec![query("sum by (pool) (goodput_queue_depth{pool=~\"$pool\"})", "{{pool}}")],
-            ),
-            BoardPanel::new(
-                "Engines that take requests",
-                "short",
-                "Up, and how many there are; drained ones are those that an operator took out.",
-                vec![
-                    query("sum by (pool) (max by (pool, engine) (goodput_engine_up{pool=~\"$pool\"}))", "{{pool}} up"),
-                    query(
-                        "count by (pool) (max by (pool, engine) (goodput_engine_up{pool=~\"$pool\"}))",
-                        "{{pool}} all",
-                    ),
-                    query(
-                        "sum by (pool) (max by (pool, engine) (goodput_engine_drained{pool=~\"$pool\"}))",
-                        "{{pool}} drained",
-                    ),
-                ],
-            ),
-            BoardPanel::new(
-                "Waiting inside engines",
-                "short",
-                "As engines report.",
-                vec![query(by_engine("goodput_engine_waiting"), "{{pool}} {{engine}}")],
-            ),
-            BoardPanel::new(
-                "Running inside engines",
-                "short",
-                "As engines report.",
-                vec![query(by_engine("goodput_engine_running"), "{{pool}} {{engine}}")],
-            ),
-            BoardPanel::new(
-                "KV cache",
-                "",
-                "Share in use, as engines report.",
-                vec![query(by_engine("goodput_engine_kv_usage"), "{{pool}} {{engine}}")],
-            )
-            .share(),
-            BoardPanel::new(
-                "Attainment by engine",
-                "",
-                "Which engine is it? Of the engine of the last attempt. Needs `telemetry.series_by_engine`.",
-                vec![query(
-                    "sum by (pool, engine) (rate(goodput_engine_slo_met_total{pool=~\"$pool\"}[$__rate_interval])) \
+    [
+        BoardPanel::new(
+            "Waiting inside engines",
+            "short",
+            "As engines report.",
+            vec![query(by_engine("goodput_engine_waiting"), "{{pool}} {{engine}}")],
+        ),
+        BoardPanel::new(
+            "Running inside engines",
+            "short",
+            "As engines report.",
+            vec![query(by_engine("goodput_engine_running"), "{{pool}} {{engine}}")],
+        ),
+        BoardPanel::new(
+            "KV cache",
+            "",
+            "Share in use, as engines report.",
+            vec![query(by_engine("goodput_engine_kv_usage"), "{{pool}} {{engine}}")],
+        )
+        .share(),
+        BoardPanel::new(
+            "Attainment by engine",
+            "",
+            "Which engine is it? Of the engine of the last attempt. Needs `telemetry.series_by_engine`.",
+            vec![query(
+                "sum by (pool, engine) (rate(goodput_engine_slo_met_total{pool=~\"$pool\"}[$__rate_interval])) \
                  / (sum by (pool, engine) (rate(goodput_engine_slo_total{pool=~\"$pool\"}[$__rate_interval])) > 0)",
-                    "{{pool}} {{engine}}",
-                )],
-            )
-            .share(),
-            BoardPanel::new(
-                "TTFT p95 by engine",
-                "s",
-                "The queue is in it, as in every TTFT. Needs `telemetry.series_by_engine`.",
-                vec![query(engine_quantile, "{{pool}} {{engine}}")],
-            ),
-            BoardPanel::new(
-                "Seats by engine",
-                "short",
-                "Requests of a gateway that the engine should have at one time.",
-                vec![query(by_engine("goodput_engine_seats"), "{{pool}} {{engine}}")],
-            ),
-            BoardPanel::new(
-                "Retries",
-                "reqps",
-                "Further attempts, by what made them necessary.",
-                vec![query("sum by (reason) (rate(goodput_retries_total[$__rate_interval]))", "{{reason}}")],
-            )
-            .draws(Draws::Stack)
-            .width(12),
-            BoardPanel::new(
-                "Error of predictions",
-                "percentunit",
-                "How far predictions of an engine's latency were off lately, as a share of what was seen.",
-                vec![query(
-                    "max by (pool, engine, quantity) (goodput_prediction_error_ratio{pool=~\"$pool\"})",
-                    "{{pool}} {{engine}} {{quantity}}",
-                )],
-            )
-            .width(12),
-        ],
-    }
+                "{{pool}} {{engine}}",
+            )],
+        )
+        .share(),
+        BoardPanel::new(
+            "TTFT p95 by engine",
+            "s",
+            "The queue is in it, as in every TTFT. Needs `telemetry.series_by_engine`.",
+            vec![query(engine_quantile, "{{pool}} {{engine}}")],
+        ),
+        BoardPanel::new(
+            "Seats by engine",
+            "short",
+            "Requests of a gateway that the engine should have at one time.",
+            vec![query(by_engine("goodput_engine_seats"), "{{pool}} {{engine}}")],
+        ),
+    ]
 }
 
 fn tenants() -> Section {

@@ -7,10 +7,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
+use super::effects::{Effects, EngineHold, GatewayNews, GatewayReplica};
 use super::mix::{Arrival, Mix};
 use super::overload::FleetOverload;
-use super::policy::{Effects, EngineHold, GatewayNews, GatewayReplica, GatewayScheduling};
-use super::pool_scheduler::{LeavingRequest, PoolScheduler, RequestTerms, RoutedRequest};
+use super::pool_scheduler::{LeavingRequest, PoolScheduler, RequestTerms};
+use super::routed_request::RoutedRequest;
+use super::scheduling::GatewayScheduling;
 use crate::admit::limit::{LocalLimiter, Output, Used, Wanted};
 use crate::admit::overload::Reroute;
 use crate::admit::overload_control::{ActiveActions, LoadMeasures};

@@ -14,6 +14,7 @@
 //! flood.
 
 mod calibrate;
+mod effects;
 mod gateway_pools;
 mod mix;
 mod overload;
@@ -21,6 +22,8 @@ mod peers;
 mod policy;
 mod pool_scheduler;
 mod report;
+mod routed_request;
+mod scheduling;
 mod simulation;
 #[cfg(test)]
 mod tests;
@@ -28,6 +31,7 @@ mod tests;
 pub use calibrate::{CannotFit, EngineFit, FittedPercentile, MeasuredRequest, MeasuredRun, RunFit, fit_engine};
 pub use mix::{Arrival, Flood, Machine, Mix, MixClass, MixFlow, PromptLength, RecordedClass, SharedPrefix, StepTimes};
 pub use peers::{Peer, PickRule, grade};
-pub use policy::{ClassPools, FurtherPool, GatewayScheduling, Policy};
+pub use policy::Policy;
 pub use report::{EngineTotals, FlowScore, RequestReport, RunReport, StateSample};
+pub use scheduling::{ClassPools, FurtherPool, GatewayScheduling};
 pub use simulation::{GatewayLink, Incident, ReplayEnd, RunSpan, Scenario, capacity, replay, run, run_in};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::mix::Mix;
-use super::policy::{ClassPools, GatewayScheduling};
+use super::scheduling::{ClassPools, GatewayScheduling};
 use crate::admit::overload::{OverloadSnapshot, Reroute};
 use crate::admit::overload_control::{ActiveActions, LoadMeasures, OverloadController, OverloadLevel};
 use crate::judge::{Missed, Outcome};

@@ -10,8 +10,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::time::Duration;
 
+use super::effects::{DispatchedRequest, Effects, EngineHold};
 use super::mix::{Arrival, MixClass};
-use super::policy::{DispatchedRequest, Effects, EngineHold};
 use crate::types::{Priority, Tick};
 
 /// Another load balancer or gateway.

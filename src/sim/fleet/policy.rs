@@ -1,23 +1,17 @@
 //! Policies: when a request goes to which engine.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU32;
-
+use super::effects::{Effects, EngineHold, GatewayNews, GatewayReplica};
 use super::gateway_pools::GatewayPools;
-use super::mix::{Arrival, Mix, MixClass};
+use super::mix::{Arrival, Mix};
 use super::peers::{Peer, PeerBalancer};
-use super::pool_scheduler::PriorAttempts;
-use crate::admit::limit::settings::Limits;
-use crate::admit::limit::{LocalReservation, Used};
-use crate::admit::overload_control::{ActiveActions, OverloadLevel};
-use crate::admit::queue::{self, ClassQueue, QueueReport, Ticket};
+use super::scheduling::GatewayScheduling;
+use crate::admit::limit::Used;
+use crate::admit::overload_control::ActiveActions;
 use crate::judge::Outcome;
 use crate::observe::Timeline;
 use crate::route::retry::AttemptOutcome;
-use crate::route::settings::{Concurrency, EngineSource, PoolSettings};
-use crate::route::{EngineShare, WorkGuard};
 use crate::sim::engine::Gauges;
-use crate::types::{PoolId, TenantId, Tick};
+use crate::types::Tick;
 
 /// A policy.
 #[derive(Clone, Debug)]
@@ -33,171 +27,10 @@ pub enum Policy {
     Scheduled(GatewayScheduling),
 }
 
-/// Settings of the gateway's scheduling, as in its file.
-#[derive(Clone, Debug)]
-pub struct GatewayScheduling {
-    /// `max_concurrency_per_engine`.
-    pub seats: Concurrency,
-    /// The pool's `queue`.
-    pub queue: queue::QueueSettings,
-    /// The classes' `queue`, if not the default.
-    pub classes: Vec<(String, ClassQueue)>,
-    /// Tenants' `limits`.
-    pub limits: BTreeMap<TenantId, Limits>,
-    /// Tenants with `when_over_limit: reject`; the others are demoted.
-    pub rejected: BTreeSet<TenantId>,
-    /// The pool's other settings, if not the default: health, retries, breaker, choice of engines.
-    pub pool: Option<Box<PoolSettings>>,
-    /// The classes' `degrade`.
-    pub degrade: Vec<(String, Vec<OverloadLevel>)>,
-    /// Pools after the first one. Requests without a route enter the second one only by the level `spill`.
-    pub further: Vec<FurtherPool>,
-    /// Pools of the classes' routes, if not the first pool alone.
-    pub reach: BTreeMap<String, ClassPools>,
-}
-
-/// A pool after the first one.
-#[derive(Clone, Debug)]
-pub struct FurtherPool {
-    /// Settings; its addresses are ignored.
-    pub settings: PoolSettings,
-    /// Number of engines.
-    pub engines: usize,
-}
-
-/// Pools that requests of a class can come to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ClassPools {
-    /// The first pools of its routes.
-    pub first: BTreeSet<PoolId>,
-    /// All of them.
-    pub all: BTreeSet<PoolId>,
-}
-
-impl GatewayScheduling {
-    /// The settings tuned on [`Mix::published`]: seats found by search (24 to 64 and `auto` are as good), other
-    /// settings default.
-    #[must_use]
-    pub fn published() -> Self {
-        GatewayScheduling {
-            seats: Concurrency::Fixed(NonZeroU32::new(32).expect("not zero")),
-            queue: queue::QueueSettings::default(),
-            classes: Vec::new(),
-            limits: BTreeMap::new(),
-            rejected: BTreeSet::new(),
-            pool: None,
-            degrade: Vec::new(),
-            further: Vec::new(),
-            reach: BTreeMap::new(),
-        }
-    }
-
-    /// With a second pool of this many engines that has the queue and the seats of the first one.
-    #[must_use]
-    pub fn with_overflow(self, engines: usize) -> Self {
-        let settings = PoolSettings { id: PoolId::from("overflow"), ..self.first_pool() };
-        GatewayScheduling { further: vec![FurtherPool { settings, engines }], ..self }
-    }
-
-    /// Settings of the first pool.
-    pub(super) fn first_pool(&self) -> PoolSettings {
-        let pool = match &self.pool {
-            Some(pool) => (**pool).clone(),
-            None => PoolSettings::with_defaults(PoolId::from("fleet"), EngineSource::Static(Vec::new())),
-        };
-        PoolSettings { concurrency: self.seats, queue: self.queue.clone(), ..pool }
-    }
-
-    /// Engines of the pools after the first one.
-    pub(super) fn further_engines(&self) -> usize {
-        self.further.iter().map(|pool| pool.engines).sum()
-    }
-
-    /// Pools of a class's routes.
-    pub(super) fn reach_of(&self, class: &str) -> ClassPools {
-        self.reach.get(class).cloned().unwrap_or_else(|| {
-            let first = BTreeSet::from([self.first_pool().id]);
-            ClassPools { all: first.clone(), first }
-        })
-    }
-
-    /// How requests of a class wait.
-    pub(super) fn queue_of(&self, class: &MixClass) -> ClassQueue {
-        let own = self.classes.iter().find(|(name, _)| *name == class.class);
-        own.map_or_else(|| ClassQueue::of_promise(class.objectives().longest()), |(_, queue)| *queue)
-    }
-}
-
-/// A request to be dispatched.
-pub(super) struct DispatchedRequest {
-    pub visit: usize,
-    pub engine: usize,
-    pub hold: EngineHold,
-}
-
-/// What a request holds while an engine has it.
-#[derive(Default)]
-pub(super) struct EngineHold {
-    pub ticket: Option<Ticket>,
-    pub work: Option<Box<WorkGuard>>,
-    pub reservation: Option<LocalReservation>,
-    pub dispatched: Tick,
-    /// When the first token was expected.
-    pub expected: Option<Tick>,
-    /// Bytes of its prompt, if they say something about its tokens.
-    pub bytes: Option<u64>,
-    /// State for a further attempt.
-    pub tried: Option<Box<PriorAttempts>>,
-    /// For peers: the grade of its class.
-    pub grade: usize,
-    /// For peers: further attempts.
-    pub attempts: u32,
-    /// Whether it is served beyond its tenant's limits.
-    pub over_limit: bool,
-    /// Index of its pool.
-    pub desk: usize,
-    /// Whether that is not the first one of its route.
-    pub went_on: bool,
-}
-
-impl EngineHold {
-    /// What a peer's request holds.
-    pub fn of_peer(grade: usize, dispatched: Tick) -> EngineHold {
-        EngineHold { grade, dispatched, ..EngineHold::default() }
-    }
-}
-
-/// Consequences of an event: requests to dispatch, requests to reject.
-#[derive(Default)]
-pub(super) struct Effects {
-    pub go: Vec<DispatchedRequest>,
-    pub refused: Vec<usize>,
-    /// Requests beyond the limits of a tenant that is not demoted.
-    pub over_limit: Vec<usize>,
-    /// Requests for which no engine was found.
-    pub lost: Vec<usize>,
-    /// Requests whose prompts are estimated to be prefilled.
-    pub read: Vec<usize>,
-}
-
 /// A running policy.
 pub(super) enum Frontend {
     Peer(Box<PeerBalancer>),
     Scheduled(Box<GatewayPools>),
-}
-
-/// One of the gateways that share the engines.
-#[derive(Clone, Copy)]
-pub(super) struct GatewayReplica {
-    pub number: usize,
-    pub of: NonZeroU32,
-}
-
-/// What one gateway tells the others of a pool.
-#[derive(Clone)]
-pub(super) struct GatewayNews {
-    pub queue: QueueReport,
-    pub engines: Vec<EngineShare>,
 }
 
 impl Frontend {

@@ -9,9 +9,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::effects::{DispatchedRequest, Effects, EngineHold, GatewayNews, GatewayReplica};
 use super::mix::{Arrival, Mix, MixClass, PromptLength};
-use super::policy::{DispatchedRequest, Effects, EngineHold, GatewayNews, GatewayReplica, GatewayScheduling};
-use crate::admit::limit::{LocalReservation, Used};
+use super::routed_request::{PriorAttempts, RoutedRequest};
+use super::scheduling::GatewayScheduling;
+use crate::admit::limit::Used;
 use crate::admit::overload_control::ActiveActions;
 use crate::admit::queue::{
     ClassQueue, Deadline, Decisions, LimitState, PrefillBudget, QueueRequest, RejectReason, Scheduler, Ticket,
@@ -56,49 +58,6 @@ pub(super) struct PoolScheduler {
 /// Interval at which seats and pace follow the model, as in the gateway.
 const PACE_EVERY: Duration = Duration::from_millis(100);
 
-/// A request that no engine has yet.
-pub(super) struct RoutedRequest {
-    pub visit: usize,
-    pub entry: QueueRequest,
-    pub reservation: Option<LocalReservation>,
-    /// Indices of the pools of its route, in order.
-    pub route: Vec<usize>,
-    /// Its place in the route.
-    pub place: usize,
-    /// Since when it waits there.
-    since: Tick,
-    bytes: Option<u64>,
-    size: WorkEstimate,
-    blocks: Vec<u64>,
-    targets: SloTargets,
-    promised_whole: Option<Duration>,
-    streams: bool,
-    /// Attempts in earlier pools.
-    attempts: Option<Attempts>,
-}
-
-impl RoutedRequest {
-    /// Whether its route has a later pool.
-    pub fn has_further(&self) -> bool {
-        self.place + 1 < self.route.len()
-    }
-
-    /// Index of its pool.
-    pub fn desk(&self) -> usize {
-        self.route[self.place]
-    }
-
-    /// Whether engines were tried and none could be connected to.
-    pub fn is_unheard(&self) -> bool {
-        self.attempts.as_ref().is_some_and(Attempts::is_unheard)
-    }
-
-    /// Whether an engine has failed it.
-    pub fn was_tried(&self) -> bool {
-        self.attempts.as_ref().is_some_and(|attempts| attempts.count() > 0)
-    }
-}
-
 /// A request that its pool does not serve, and whose route has a later pool.
 pub(super) enum LeavingRequest {
     /// The queue refused it; `at_once`: without a wait.
@@ -107,14 +66,6 @@ pub(super) enum LeavingRequest {
     Stranded(Box<RoutedRequest>, Ticket),
     /// No engine took it. It still has its seat.
     Unserved(Box<RoutedRequest>, Ticket),
-}
-
-/// A request's attempts so far.
-pub(super) struct PriorAttempts {
-    attempts: Attempts,
-    pick: PickRequest,
-    /// The request, if its route has a later pool.
-    request: Option<Box<RoutedRequest>>,
 }
 
 /// Properties of an arrival for its entry in queues.

@@ -6,8 +6,9 @@ use std::iter::Peekable;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use super::effects::{DispatchedRequest, Effects, EngineHold, GatewayNews, GatewayReplica};
 use super::mix::{Arrival, Flood, Mix};
-use super::policy::{DispatchedRequest, Effects, EngineHold, Frontend, GatewayNews, GatewayReplica, Policy};
+use super::policy::{Frontend, Policy};
 use super::report::{EngineTotals, RequestReport, RunReport, StateSample};
 use crate::admit::limit::Used;
 use crate::judge::{Excluded, JudgeContext, Missed, Outcome, Progress, judge, judge_left, judge_refused};
