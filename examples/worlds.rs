@@ -467,8 +467,16 @@ fn all(options: &Options) -> Result<(), Box<dyn Error>> {
         wanted.push((format!("{mix}-engine-restart"), event("120:restart:0:8")));
         wanted.push((format!("{mix}-engine-slows"), event("120:slow:2:3")));
         wanted.push((format!("{mix}-gateway-restart"), event("120:gateway:0")));
-        let several = [1, 2, 4].into_iter().filter_map(NonZeroU32::new).collect();
-        wanted.push((format!("{mix}-gateways"), Options { gateways: several, ..with(mix, &some, "32,auto") }));
+        let gateways: Vec<_> = [1, 2, 4].into_iter().filter_map(NonZeroU32::new).collect();
+        let several = Options { gateways, ..with(mix, &some, "32,auto") };
+        wanted.push((format!("{mix}-gateways"), several.clone()));
+        // As through a store: every 50 ms, and 25.5 ms under way.
+        let exchange = Options {
+            gateways: several.gateways,
+            exchange: vec![50.0, 25.5],
+            ..with(mix, &[0.5, 0.8, 1.0, 1.2], "auto")
+        };
+        wanted.push((format!("{mix}-exchange"), exchange));
     }
     let mut tables = Vec::new();
     for (name, options) in &wanted {

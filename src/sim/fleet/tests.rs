@@ -1,5 +1,7 @@
 //! Checks of published statements, over a short time.
 
+mod laws;
+
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 use std::time::Duration;
