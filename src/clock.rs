@@ -55,10 +55,7 @@ impl Clock {
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the one room that may read the time")]
     pub fn wall(&self) -> Duration {
-        match self.system_origin.and_then(|_| system_wall()) {
-            Some(wall) => wall,
-            None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
-        }
+        system_wall().unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
     }
 
     /// The runtime's instant of a moment, to arm a timer.

@@ -11,6 +11,7 @@
 //! | `head_cache` | heads that repeat on a connection ([`HeadCache`]) |
 //! | `content` | a body's media type and coding ([`Content`]) |
 //! | `writer`, `response_headers` | heads and chunks, written; fields that come with a body ([`ResponseHeaders`]) |
+//! | `write_buffers` | unused buffers for writing, per thread |
 
 mod content;
 mod framing;
@@ -23,6 +24,7 @@ mod response_head;
 mod response_headers;
 #[cfg(test)]
 mod tests;
+mod write_buffers;
 mod writer;
 
 pub use content::{Content, Media};
@@ -32,6 +34,7 @@ pub use parsed_head::{ParsedHead, X_REQUEST_ID};
 pub use request_head::{HeadLimits, RequestHead, path_of_unread, take_request_head};
 pub use response_head::{ResponseHead, ResponseHeadError, take_response_head};
 pub use response_headers::{HeaderSink, ResponseHeaders, with_fields};
+pub use write_buffers::{return_write_buffer, take_write_buffer};
 pub use writer::{
     CHUNK_END, CHUNK_END_AND_LAST, CONTINUE, LAST_CHUNK, ResponseFraming, ResponseMode, put_chunk_size, put_line,
     put_request_head, put_response_head,

@@ -1,6 +1,5 @@
 //! The sending side of a connection: heads, and framed pieces of bodies.
 
-use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -18,16 +17,6 @@ use crate::types::{ApiPath, InvalidHead};
 
 /// Pieces up to this length are copied together, so that they leave in one plain write.
 const SHORT: usize = 16 * 1024;
-
-/// Unused buffers kept per thread, because a response that the socket accepts at once needs one only
-/// briefly.
-const SPARE: usize = 16;
-
-thread_local! {
-    /// Last returned first, because it is still in the processor's caches. Idle connections keep
-    /// none.
-    static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
-}
 
 /// Bytes waiting to be written.
 #[derive(Default)]
@@ -154,7 +143,7 @@ impl WriteBuffer {
     /// The buffer to append to.
     fn bytes(&mut self) -> &mut Vec<u8> {
         if self.bytes.capacity() == 0 {
-            self.bytes = BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_default();
+            self.bytes = http1::take_write_buffer();
         }
         &mut self.bytes
     }
@@ -163,7 +152,7 @@ impl WriteBuffer {
         let of_short = written.min(self.bytes.len() - self.at);
         self.at += of_short;
         if self.at == self.bytes.len() {
-            give_back(std::mem::take(&mut self.bytes));
+            http1::return_write_buffer(std::mem::take(&mut self.bytes));
             self.at = 0;
         }
         if written > of_short {
@@ -175,13 +164,4 @@ impl WriteBuffer {
             }
         }
     }
-}
-
-fn give_back(mut buffer: Vec<u8>) {
-    buffer.clear();
-    BUFFERS.with_borrow_mut(|buffers| {
-        if buffers.len() < SPARE && buffer.capacity() <= 2 * SHORT {
-            buffers.push(buffer);
-        }
-    });
 }

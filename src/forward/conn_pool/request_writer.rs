@@ -1,7 +1,6 @@
 //! Writes a request: the head, and the frames of its body as received.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,7 +10,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::AsyncWrite;
 
 use crate::dial::BoxedIo;
-use crate::http1::{put_line, put_request_head};
+use crate::http1::{put_line, put_request_head, return_write_buffer, take_write_buffer};
 
 /// Bodies up to this length are copied behind the head, because one plain write is cheaper than a
 /// vectored one.
@@ -19,17 +18,6 @@ const SHORT: usize = 4 * 1024;
 
 /// Initial capacity of a head.
 const USUAL_HEAD: usize = 512;
-
-/// Unused buffers kept per thread, because most requests are written at once.
-const SPARE: usize = 16;
-
-/// Larger buffers are let go.
-const LARGEST_SPARE: usize = 8 * 1024;
-
-thread_local! {
-    /// Last returned first, because it is still in the processor's caches.
-    static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
-}
 
 /// Most buffers per vectored write.
 const AT_ONCE: usize = 16;
@@ -68,7 +56,7 @@ impl RequestWriter {
     ) -> Self {
         let length: usize = body.iter().map(Bytes::len).sum();
         let is_short = length <= SHORT;
-        let mut head = BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_default();
+        let mut head = take_write_buffer();
         head.reserve(USUAL_HEAD + if is_short { length } else { 0 });
         put_request_head(&mut head, method, [prefix, target], put_fields, length as u64);
         if is_short {
@@ -123,16 +111,6 @@ impl RequestWriter {
 
 impl Drop for RequestWriter {
     fn drop(&mut self) {
-        let mut head = std::mem::take(&mut self.head);
-        if (1..=LARGEST_SPARE).contains(&head.capacity()) {
-            head.clear();
-            // A thread that ends has given its buffers up already.
-            let _ = BUFFERS.try_with(|buffers| {
-                let mut buffers = buffers.borrow_mut();
-                if buffers.len() < SPARE {
-                    buffers.push(head);
-                }
-            });
-        }
+        return_write_buffer(std::mem::take(&mut self.head));
     }
 }
